@@ -1,0 +1,40 @@
+# Every target makes the virtual environment when it is missing.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+STAMP := $(VENV)/.installed
+
+.PHONY: install simulate test test-all lint bench e2e clean
+.DEFAULT_GOAL := test
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[coordinator,agent,embedded,dev]'
+	touch $@
+
+simulate: $(STAMP)
+	$(BIN)/isthmus simulate $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: $(STAMP)
+	$(BIN)/isthmus bench $(ARGS)
+
+e2e: $(STAMP)
+	bash deploy/e2e.sh
+
+clean:
+	rm -rf $(VENV) build *.egg-info
