@@ -1,0 +1,471 @@
+"""The slow and obvious truth that tests compare with: the bits of docs/decisions/0001-first-slice.md, once more.
+
+It shares no code with the packages and must not learn from them: one chunk at a time, Python integers, fractions.
+Every function takes `tensors`, a list of (name, shape) in layout order (`layout_order`).
+"""
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+Tensors = list[tuple[str, tuple[int, ...]]]
+Arrays = dict[str, np.ndarray]
+
+# --- layout -----------------------------------------------------------------------------------------------------------
+
+
+class Chunk(NamedTuple):
+    """One piece of a tensor: `positions[r, c]` is the place of its element (r, c) in the flat tensor."""
+
+    tensor: int
+    rows: int
+    cols: int
+    positions: np.ndarray
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.cols
+
+    @property
+    def shape(self) -> str:
+        return f"{self.rows}x{self.cols}"
+
+
+def canonical_name(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+
+
+def layout_order(names: list[str]) -> list[str]:
+    return sorted(names, key=canonical_name)
+
+
+def nearly_equal_pieces(size: int, largest: int) -> list[tuple[int, int]]:
+    """Cut `size` into the fewest pieces of at most `largest`, larger ones first, as (begin, end)."""
+    count = -(-size // largest)
+    sizes = [size // count + (i < size % count) for i in range(count)]
+    ends = [sum(sizes[: i + 1]) for i in range(count)]
+    return [(end - length, end) for length, end in zip(sizes, ends, strict=True)]
+
+
+def cut_matrix(positions: np.ndarray, chunk: int) -> Iterator[np.ndarray]:
+    rows, cols = positions.shape
+    for top, bottom in nearly_equal_pieces(rows, chunk):
+        for left, right in nearly_equal_pieces(cols, chunk):
+            yield positions[top:bottom, left:right]
+
+
+def cut_vector(positions: np.ndarray, chunk: int) -> Iterator[np.ndarray]:
+    width = min(64, chunk)
+    full = len(positions) // width * width
+    if full:
+        yield from cut_matrix(positions[:full].reshape(-1, width), chunk)
+    if full < len(positions):
+        yield positions[full:].reshape(1, -1)
+
+
+def cut_tensor(shape: tuple[int, ...], chunk: int) -> Iterator[np.ndarray]:
+    positions = np.arange(math.prod(shape))
+    if positions.size == 0:
+        return
+    if len(shape) > 2 and max(shape[2:]) > 16:  # a stack of matrices
+        for matrix in positions.reshape(-1, *shape[-2:]):
+            yield from cut_matrix(matrix, chunk)
+        return
+    rows = shape[0] if len(shape) > 1 else 1
+    matrix = positions.reshape(rows, -1)
+    if 1 in matrix.shape:
+        yield from cut_vector(positions, chunk)
+    else:
+        yield from cut_matrix(matrix, chunk)
+
+
+def chunks(tensors: Tensors, chunk: int) -> list[Chunk]:
+    return [
+        Chunk(number, *positions.shape, positions)
+        for number, (_, shape) in enumerate(tensors)
+        for positions in cut_tensor(shape, chunk)
+    ]
+
+
+# --- transform --------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def dct(length: int) -> np.ndarray:
+    """The orthonormal DCT-II: row k holds frequency k."""
+    return np.array(
+        [
+            [
+                math.sqrt((1 if k == 0 else 2) / length) * math.cos(math.pi * (2 * i + 1) * k / (2 * length))
+                for i in range(length)
+            ]
+            for k in range(length)
+        ]
+    )
+
+
+@functools.cache
+def integer_basis(length: int) -> np.ndarray:
+    basis = dct(length)
+    return np.rint(126 * basis / np.abs(basis).max()).astype(np.int64)
+
+
+def forward(gradient: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The float64 coefficients of one chunk of a gradient."""
+    block = gradient.reshape(-1)[positions].astype(np.float64)
+    rows, cols = block.shape
+    return dct(rows) @ block @ dct(cols).T
+
+
+# --- wire format ------------------------------------------------------------------------------------------------------
+
+
+class SentChunk(NamedTuple):
+    """One chunk of one site's contribution: integers by flat coefficient index, and the scale."""
+
+    values: dict[int, int]
+    scale: float
+
+
+class ChunkUpdate(NamedTuple):
+    """One chunk of an update: non-zero integers by flat coefficient index; value = integer * 2^exponent."""
+
+    values: dict[int, int]
+    exponent: int
+    bits: int
+
+
+class BitReader:
+    """Reads little-endian bit fields from one packed array; at its end only zero padding may be left."""
+
+    def __init__(self, array: np.ndarray | None) -> None:
+        self.bits: list[int] = [] if array is None else np.unpackbits(array, bitorder="little").tolist()
+        self.place = 0
+
+    def unsigned(self, width: int) -> int:
+        field = self.bits[self.place : self.place + width]
+        assert len(field) == width, "array too short"
+        self.place += width
+        return sum(bit << i for i, bit in enumerate(field))
+
+    def signed(self, width: int) -> int:
+        value = self.unsigned(width)
+        return value - (1 << width) if value >> (width - 1) else value
+
+    def check_end(self) -> None:
+        rest = self.bits[self.place :]
+        assert len(rest) < 8, "array too long"
+        assert not any(rest), "padding is not zero"
+
+
+class Readers:
+    """One `BitReader` per array name, made when first asked for; an array that is missing reads as empty."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+        self.open: dict[str, BitReader] = {}
+
+    def __getitem__(self, name: str) -> BitReader:
+        if name not in self.open:
+            self.open[name] = BitReader(self.arrays.get(name))
+        return self.open[name]
+
+    def check_end(self) -> None:
+        unread = [name for name, array in self.arrays.items() if array.size and name not in self.open]
+        assert not unread, f"arrays that no chunk asks for: {unread}"
+        for reader in self.open.values():
+            reader.check_end()
+
+
+def is_dense(chunk: Chunk) -> bool:
+    return chunk.elements <= 64
+
+
+def index_width(chunk: Chunk) -> int:
+    return (chunk.elements - 1).bit_length()
+
+
+def kept_per_chunk(chunk: Chunk, k: int, side: int) -> int:
+    return min(max(round(Fraction(k * chunk.elements, side * side)), 1), chunk.elements)
+
+
+def read_indices(reader: BitReader, count: int, width: int) -> list[int]:
+    indices = [reader.unsigned(width) for _ in range(count)]
+    assert indices == sorted(set(indices)), "indices must ascend"
+    return indices
+
+
+def unpack_contribution(
+    arrays: Arrays, tensors: Tensors, chunk: int, codec: str, k: int, absent: list[str]
+) -> list[SentChunk | None]:
+    """Per chunk what the site sent; None where the tensor is absent."""
+    readers = Readers(arrays)
+    sent: list[SentChunk | None] = []
+    for piece in chunks(tensors, chunk):
+        if tensors[piece.tensor][0] in absent:
+            sent.append(None)
+            continue
+        if is_dense(piece):
+            indices = list(range(piece.elements))
+        else:
+            count = kept_per_chunk(piece, k, chunk)
+            indices = read_indices(readers[f"{piece.shape}.indices"], count, index_width(piece))
+        values = {index: read_value(readers[f"{piece.shape}.values"], codec) for index in indices}
+        sent.append(SentChunk(values, bfloat16(readers[f"{piece.shape}.scales"].unsigned(16))))
+    readers.check_end()
+    return sent
+
+
+def read_value(reader: BitReader, codec: str) -> int:
+    if codec == "sign":
+        return -1 if reader.unsigned(1) else 1
+    assert codec == "int8"
+    return reader.signed(8)
+
+
+def bfloat16(bits: int) -> float:
+    return float(np.array([bits << 16], dtype=np.uint32).view(np.float32)[0])
+
+
+def unpack_update(arrays: Arrays, tensors: Tensors, chunk: int) -> list[ChunkUpdate | None]:
+    """Per chunk the update's integers; None where the tensor is not present."""
+    readers = Readers(arrays)
+    present = [readers["present"].unsigned(1) for _ in tensors]
+    pieces = chunks(tensors, chunk)
+    update = [read_update_chunk(readers, piece) if present[piece.tensor] else None for piece in pieces]
+    readers.check_end()
+    return update
+
+
+def read_update_chunk(readers: Readers, piece: Chunk) -> ChunkUpdate:
+    bits = readers[f"{piece.shape}.bits"].unsigned(8)
+    exponent = readers[f"{piece.shape}.exponents"].signed(16)
+    assert bits in (4, 6, 8)
+    if is_dense(piece):
+        indices = list(range(piece.elements))
+    else:
+        count = readers[f"{piece.shape}.counts"].unsigned(16)
+        indices = read_indices(readers[f"{piece.shape}.indices"], count, index_width(piece))
+    values = {index: readers[f"{piece.shape}.values{bits}"].signed(bits) for index in indices}
+    assert is_dense(piece) or all(values.values()), "zeros are dropped from sparse chunks"
+    return ChunkUpdate({index: value for index, value in values.items() if value}, exponent, bits)
+
+
+# --- aggregate --------------------------------------------------------------------------------------------------------
+
+
+def outlier_halvings(contributions: list[list[SentChunk | None]]) -> list[int]:
+    """How often each contribution is halved until its L2 norm is at most twice the lower median."""
+    squares = [squared_norm(contribution) for contribution in contributions]
+    lower_median = sorted(squares)[(len(squares) - 1) // 2]
+    return [halvings(square, lower_median) for square in squares]
+
+
+def squared_norm(contribution: list[SentChunk | None]) -> Fraction:
+    sent = [chunk for chunk in contribution if chunk]
+    return sum((Fraction(chunk.scale) ** 2 * sum(q * q for q in chunk.values.values()) for chunk in sent), Fraction(0))
+
+
+def halvings(square: Fraction, lower_median: Fraction) -> int:
+    if lower_median == 0:  # nothing to compare with
+        return 0
+    count = 0
+    while square / 4**count > 4 * lower_median:
+        count += 1
+    return count
+
+
+def aggregate(contributions: list[list[SentChunk | None]], halvings: list[int], codec: str) -> list[ChunkUpdate | None]:
+    """Rule B3, chunk by chunk; None where every site was without the tensor."""
+    halved = [
+        [chunk and SentChunk(chunk.values, chunk.scale / 2**count) for chunk in contribution]
+        for contribution, count in zip(contributions, halvings, strict=True)
+    ]
+    return [
+        aggregate_chunk([chunk for chunk in sites if chunk.scale > 0], codec)
+        if (sites := [chunk for chunk in column if chunk])
+        else None
+        for column in zip(*halved, strict=True)
+    ]
+
+
+def aggregate_chunk(sites: list[SentChunk], codec: str) -> ChunkUpdate:
+    exponent = max((chunk_exponent(site.scale, codec) for site in sites), default=0)
+    unit = Fraction(2) ** (22 - exponent)
+    columns: dict[int, list[int]] = {}
+    for site in sites:
+        for index, q in site.values.items():
+            columns.setdefault(index, []).append(round(q * Fraction(site.scale) * unit))
+    means = {index: round(Fraction(sum(column), len(column))) for index, column in columns.items()}
+    return quantise({index: mean for index, mean in means.items() if mean}, exponent - 22)
+
+
+def chunk_exponent(scale: float, codec: str) -> int:
+    """The least E with scale < 2^E, plus 7 for int8."""
+    return math.frexp(scale)[1] + (7 if codec == "int8" else 0)
+
+
+def quantise(means: dict[int, int], exponent: int) -> ChunkUpdate:
+    """The least shift that fits the largest magnitude; a chunk of nothing is 4 bits wide with exponent 0."""
+    if not means:
+        return ChunkUpdate({}, 0, 4)
+    bits = 4 if len(means) <= 148 else 6 if len(means) <= 512 else 8
+    largest = max(abs(mean) for mean in means.values())
+    shift = 0
+    while round(Fraction(largest, 2**shift)) > 2 ** (bits - 1) - 1:
+        shift += 1
+    values = {index: round(Fraction(mean, 2**shift)) for index, mean in sorted(means.items())}
+    return ChunkUpdate({index: value for index, value in values.items() if value}, exponent + shift, bits)
+
+
+# --- decode and apply -------------------------------------------------------------------------------------------------
+
+
+def decode_signs(values: dict[int, int], rows: int, cols: int) -> np.ndarray:
+    """The signs of the inverse transform in int64: every sum is below 64*64*127*126*126 < 2^33 (2^35 at s=128)."""
+    coefficients = np.zeros(rows * cols, dtype=np.int64)
+    for index, value in values.items():
+        coefficients[index] = value
+    return np.sign(integer_basis(rows).T @ coefficients.reshape(rows, cols) @ integer_basis(cols))
+
+
+def apply(
+    parameters: dict[str, np.ndarray],
+    update: list[ChunkUpdate | None],
+    chunk: int,
+    lr: list[float],
+    decay: list[float],
+) -> dict[str, np.ndarray]:
+    """X*decay - sign*lr for the tensors present, with two float32 roundings; lr and decay are per tensor."""
+    tensors = tensors_of(parameters)
+    result = {name: value.copy() for name, value in parameters.items()}
+    for piece, chunk_update in zip(chunks(tensors, chunk), update, strict=True):
+        if chunk_update is None:
+            continue
+        flat = result[tensors[piece.tensor][0]].reshape(-1)
+        signs = decode_signs(chunk_update.values, piece.rows, piece.cols).astype(np.float32)
+        decayed = flat[piece.positions] * np.float32(decay[piece.tensor])
+        flat[piece.positions] = decayed - signs * np.float32(lr[piece.tensor])
+    return result
+
+
+def tensors_of(parameters: dict[str, np.ndarray]) -> Tensors:
+    return [(name, parameters[name].shape) for name in layout_order(list(parameters))]
+
+
+# --- outer step -------------------------------------------------------------------------------------------------------
+
+
+def outer_step(
+    anchor: np.ndarray,
+    buffer: np.ndarray,
+    copies: list[np.ndarray],
+    weights: list[int],
+    lr: float,
+    momentum: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The new anchor and momentum buffer: float64 in the order of `copies`, one final float32 rounding each."""
+    total = np.zeros(anchor.shape, dtype=np.float64)
+    for copy, weight in zip(copies, weights, strict=True):
+        total = total + copy.astype(np.float64) * weight
+    mean = total / sum(weights)
+    pseudo_gradient = anchor.astype(np.float64) - mean
+    new_buffer = momentum * buffer.astype(np.float64) + pseudo_gradient
+    if (lr, momentum) == (1, 0):
+        return mean.astype(np.float32), new_buffer.astype(np.float32)
+    new_anchor = anchor.astype(np.float64) - lr * (pseudo_gradient + momentum * new_buffer)
+    return new_anchor.astype(np.float32), new_buffer.astype(np.float32)
+
+
+# --- digests and replay -----------------------------------------------------------------------------------------------
+
+
+def entry_hash(header: dict) -> str:
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def digest_arrays(arrays: Arrays) -> str:
+    parts = [
+        name.encode() + b"\0" + arrays[name].nbytes.to_bytes(8, "little") + arrays[name].tobytes()
+        for name in sorted(arrays)
+    ]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def parameters_digest(arrays: list[np.ndarray]) -> str:
+    return hashlib.sha256(b"".join(array.astype("<f4").tobytes() for array in arrays)).hexdigest()
+
+
+def replay(
+    log: list[tuple[dict, Arrays | None]],
+    start: dict[str, np.ndarray],
+    blobs: Callable[[str], bytes],
+    *,
+    chunk: int,
+    fragments: list[tuple[int, int]] | None = None,
+    groups: list[int] | None = None,
+) -> dict[str, np.ndarray]:
+    """The parameters after the whole log, from its entry 0 on, with hash chain and digests checked.
+
+    `fragments` are the tensor index ranges [begin, end) that anchors name (default: one fragment of everything);
+    `groups` is the parameter group of each tensor (default: all in group 0).
+    """
+    names = [name for name, _ in tensors_of(start)]
+    fragments = fragments or [(0, len(names))]
+    groups = groups or [0] * len(names)
+    check_chain([header for header, _ in log])
+    parameters = start
+    for header, arrays in log:
+        if header["kind"] == "start":
+            digest = parameters_digest([parameters[name] for name in names])
+            assert digest == header["parameters"], "the start is not the one that the log names"
+        elif header["kind"] == "step":
+            parameters = replay_step(parameters, header, arrays, chunk, groups)
+        elif header["kind"] == "anchor":
+            begin, end = fragments[header["fragment"]]
+            parameters = parameters | replay_anchor(parameters, names[begin:end], header["digest"], blobs)
+        else:
+            raise AssertionError(f"entry of unknown kind {header['kind']!r}")
+    return parameters
+
+
+def check_chain(headers: list[dict]) -> None:
+    previous = "0" * 64
+    for seq, header in enumerate(headers):
+        assert header["seq"] == seq, f"entry {seq} says seq {header['seq']}"
+        assert header["previous"] == previous, f"entry {seq} does not follow the one before"
+        previous = entry_hash(header)
+
+
+def replay_step(
+    parameters: dict[str, np.ndarray], header: dict, arrays: Arrays | None, chunk: int, groups: list[int]
+) -> dict[str, np.ndarray]:
+    if not header["parts"]:
+        assert not arrays, "an empty entry has no arrays"
+        return parameters
+    assert arrays is not None, "the arrays of a step entry are missing"
+    assert header["parts"] == [digest_arrays(arrays)], "these are not the arrays that the entry names"
+    update = unpack_update(arrays, tensors_of(parameters), chunk)
+    lr = [header["lr"][group] for group in groups]
+    decay = [header["decay"][group] for group in groups]
+    return apply(parameters, update, chunk, lr, decay)
+
+
+def replay_anchor(
+    parameters: dict[str, np.ndarray], names: list[str], digest: str, blobs: Callable[[str], bytes]
+) -> dict[str, np.ndarray]:
+    """The tensors of one fragment, cut from its blob."""
+    blob = blobs(digest)
+    assert hashlib.sha256(blob).hexdigest() == digest, "the blob is not the one that the anchor names"
+    values = np.frombuffer(blob, dtype="<f4").astype(np.float32)
+    ends = np.cumsum([parameters[name].size for name in names])
+    assert len(values) == ends[-1], "the blob has not the fragment's size"
+    pieces = np.split(values, ends[:-1])
+    return {name: piece.reshape(parameters[name].shape) for name, piece in zip(names, pieces, strict=True)}
