@@ -1,0 +1,72 @@
+"""create_app(service): the REST API as an ASGI application, with the status page at `/`."""
+
+import re
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+
+from api import routes
+from api.errors import InvalidError, NotFoundError, ProblemError
+from api.middleware import BodyLimits, SecurityHeaders, problem_response
+from api.schemas import PROTOCOL_VERSION
+from api.service import Service
+
+__all__ = ["CONTRIBUTION_LIMIT", "create_app"]
+
+CONTRIBUTION_LIMIT = 8 << 20
+"""Bytes of one part of a contribution: nothing bigger goes into one Redis value."""
+_JSON_LIMIT = 32 << 20
+"""Layouts of large models are the largest JSON bodies."""
+_BLOB_LIMIT = 64 << 30
+_WEB = Path(__file__).parent / "web"
+
+
+def _limit(path: str) -> int:
+    if "/contributions/" in path:
+        return CONTRIBUTION_LIMIT
+    return _BLOB_LIMIT if re.search(r"/blobs/[^/]*$", path) else _JSON_LIMIT
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return problem_response(error)
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    faults = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors()]
+    return problem_response(InvalidError("invalid_request", "; ".join(faults[:5]), errors=faults))
+
+
+async def _plain_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        detail = f"there is nothing at {request.method} {request.url.path}; the routes are listed at /openapi.json"
+        return problem_response(NotFoundError("no_such_route", detail))
+    failure = ProblemError(f"http_{error.status_code}", str(error.detail))
+    body = failure.problem().model_copy(update={"status": error.status_code, "title": str(error.detail)})
+    return JSONResponse(body.model_dump(), error.status_code, headers=error.headers)
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application around a service; it keeps no state of its own."""
+    app = FastAPI(title="Isthmus coordinator", version=str(PROTOCOL_VERSION), docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.add_exception_handler(ProblemError, _problem)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _plain_http)
+    app.add_middleware(BodyLimits, limit=_limit)
+    app.add_middleware(SecurityHeaders)
+    app.include_router(routes.public)
+    app.include_router(routes.v1, prefix="/v1")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(_WEB / "index.html", headers={"Cache-Control": "no-cache"})
+
+    app.mount("/web", StaticFiles(directory=_WEB))
+    return app

@@ -1,0 +1,304 @@
+"""CoordinatorClient: the REST API as methods. Used by the command line and by site agents.
+
+The transport is injectable, so that tests and the byte counters see every request. Requests are idempotent by design,
+so that a failed connection, a 429, a 502, a 503 or a 504 is tried again with the same bytes.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+import stamina
+from pydantic import BaseModel, ValidationError
+
+from api import schemas
+from api.errors import PROBLEM_MEDIA_TYPE, IsthmusError, Problem, ProblemError, error_from_problem
+from api.payload import MEDIA_TYPE
+
+__all__ = ["CoordinatorClient", "UnreachableError"]
+
+BLOCK = 1 << 20
+"""httpx slows down quadratically on one large bytes object: bodies are sent in blocks."""
+_TRY_AGAIN = frozenset({429, 502, 503, 504})
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class UnreachableError(IsthmusError):
+    """No answer from the coordinator after all attempts."""
+
+
+class _TryAgainError(Exception):
+    def __init__(self, error: ProblemError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _blocks(body: bytes) -> Iterator[bytes]:
+    view = memoryview(body)
+    for start in range(0, len(body), BLOCK):
+        yield bytes(view[start : start + BLOCK])
+
+
+def _loopback(url: str) -> bool:
+    return httpx.URL(url).host in ("localhost", "127.0.0.1", "::1")
+
+
+class CoordinatorClient:
+    """Talks to one coordinator with one token.
+
+    Args:
+        url: of the coordinator, with a path prefix if there is one.
+        token: bearer token; None for the few public routes.
+        transport: replaces the network, in tests and for counting bytes.
+        patience: seconds for which an unreachable coordinator is tried again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        patience: float = 60.0,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._patience = patience
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=httpx.Timeout(30.0, read=90.0),
+            limits=httpx.Limits(max_connections=8, keepalive_expiry=4.0),
+            transport=transport,
+            trust_env=not _loopback(self.url),
+            follow_redirects=False,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    # --- the one way out ----------------------------------------------------------------------------------------------
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: BaseModel | None = None,
+        body: bytes | None = None,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """One request, tried again while the coordinator cannot be reached.
+
+        Raises:
+            ProblemError: the coordinator refused, with its reason.
+            UnreachableError: no answer within the client's patience.
+        """
+        sent = dict(headers or {})
+        if json is not None:
+            body, sent["Content-Type"] = json.model_dump_json().encode(), "application/json"
+        elif body is not None:
+            sent.setdefault("Content-Type", MEDIA_TYPE)
+        if body is not None:
+            sent["Content-Length"] = str(len(body))
+        query = {name: value for name, value in (params or {}).items() if value is not None}
+        try:
+            for attempt in stamina.retry_context(
+                on=(httpx.TransportError, _TryAgainError), attempts=None, timeout=self._patience, wait_max=2.0
+            ):
+                with attempt:
+                    content = _blocks(body) if body is not None else None
+                    response = self._http.request(method, path, content=content, params=query, headers=sent)
+                    return self._checked(response)
+        except httpx.TransportError as error:
+            raise UnreachableError(
+                f"no answer from the coordinator at {self.url} ({error or type(error).__name__}); "
+                "is it running, and is the URL right?"
+            ) from error
+        except _TryAgainError as error:
+            raise error.error from None
+        raise AssertionError("stamina ends by returning or raising")
+
+    @staticmethod
+    def _checked(response: httpx.Response) -> httpx.Response:
+        if response.is_success:
+            return response
+        error = _problem_of(response)
+        if response.status_code in _TRY_AGAIN:
+            raise _TryAgainError(error)
+        raise error
+
+    def _get(self, answer: type[M], path: str, **params: Any) -> M:
+        return answer.model_validate_json(self._send("GET", path, params=params).content)
+
+    # --- public -------------------------------------------------------------------------------------------------------
+
+    def version(self) -> schemas.Version:
+        return self._get(schemas.Version, "/version")
+
+    def ready(self) -> schemas.Health:
+        return self._get(schemas.Health, "/readyz")
+
+    # --- sites --------------------------------------------------------------------------------------------------------
+
+    def register_site(self, name: str, registration: schemas.SiteRegistration) -> schemas.Registered:
+        response = self._send("PUT", f"/v1/sites/{_segment(name)}", json=registration)
+        return schemas.Registered.model_validate_json(response.content)
+
+    def sites(self) -> list[schemas.Site]:
+        return self._get(schemas.SitePage, "/v1/sites").items
+
+    def site(self, name: str) -> schemas.Site:
+        return self._get(schemas.Site, f"/v1/sites/{_segment(name)}")
+
+    def remove_site(self, name: str) -> None:
+        self._send("DELETE", f"/v1/sites/{_segment(name)}")
+
+    def heartbeat(self, name: str, heartbeat: schemas.Heartbeat, wait: float) -> schemas.HeartbeatReply:
+        response = self._send("POST", f"/v1/sites/{_segment(name)}/heartbeat", json=heartbeat, params={"wait": wait})
+        return schemas.HeartbeatReply.model_validate_json(response.content)
+
+    def leave(self, name: str) -> None:
+        self._send("POST", f"/v1/sites/{_segment(name)}/leave")
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def create_run(self, spec: schemas.RunSpec, idempotency_key: str | None = None) -> schemas.Run:
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        return schemas.Run.model_validate_json(self._send("POST", "/v1/runs", json=spec, headers=headers).content)
+
+    def runs(self) -> list[schemas.Run]:
+        return self._get(schemas.RunPage, "/v1/runs").items
+
+    def run(self, run: str) -> schemas.Run:
+        return self._get(schemas.Run, f"/v1/runs/{_segment(run)}")
+
+    def delete_run(self, run: str) -> None:
+        self._send("DELETE", f"/v1/runs/{_segment(run)}")
+
+    def start_run(self, run: str) -> schemas.Run:
+        return schemas.Run.model_validate_json(self._send("POST", f"/v1/runs/{_segment(run)}/start").content)
+
+    def stop_run(self, run: str) -> schemas.Run:
+        return schemas.Run.model_validate_json(self._send("POST", f"/v1/runs/{_segment(run)}/stop").content)
+
+    def model(self, run: str) -> schemas.Model:
+        return self._get(schemas.Model, f"/v1/runs/{_segment(run)}/model")
+
+    def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
+        return self._get(schemas.OuterRoundPage, f"/v1/runs/{_segment(run)}/outer-rounds").items
+
+    # --- ranks --------------------------------------------------------------------------------------------------------
+
+    def take_seat(self, run: str, site: str, seat: schemas.Seat) -> None:
+        self._send("PUT", f"/v1/runs/{run}/sites/{site}/seat", json=seat)
+
+    def join(self, run: str, site: str, request: schemas.JoinRequest) -> schemas.JoinReply:
+        response = self._send("PUT", f"/v1/runs/{run}/sites/{site}/layout", json=request)
+        return schemas.JoinReply.model_validate_json(response.content)
+
+    def upload_start(self, run: str, site: str, start: schemas.StartUpload) -> None:
+        self._send("PUT", f"/v1/runs/{run}/sites/{site}/start", json=start)
+
+    def report_final(self, run: str, site: str, report: schemas.FinalReport) -> schemas.FinalReply:
+        response = self._send("PUT", f"/v1/runs/{run}/sites/{site}/final", json=report)
+        return schemas.FinalReply.model_validate_json(response.content)
+
+    def contribute(
+        self, run: str, region: str, step: int, site: str, part: int, body: bytes, wait: float
+    ) -> bytes | None:
+        """The entry's message, or None while the round is still open."""
+        path = f"/v1/runs/{run}/regions/{region}/steps/{step}/contributions/{site}/parts/{part}"
+        return _message(self._send("PUT", path, body=body, params={"wait": wait}))
+
+    def abstain(
+        self, run: str, region: str, step: int, site: str, abstention: schemas.Abstention, wait: float
+    ) -> bytes | None:
+        path = f"/v1/runs/{run}/regions/{region}/steps/{step}/abstentions/{site}"
+        return _message(self._send("PUT", path, json=abstention, params={"wait": wait}))
+
+    def update(self, run: str, region: str, step: int, part: int, wait: float) -> bytes | None:
+        path = f"/v1/runs/{run}/regions/{region}/steps/{step}/update/parts/{part}"
+        return _message(self._send("GET", path, params={"wait": wait}))
+
+    def log(
+        self, run: str, region: str, start: int, stop: int | None = None, wait: float | None = None
+    ) -> schemas.LogPage:
+        """Headers of entries `start` to `stop` (exclusive), waiting until there is at least one."""
+        path = f"/v1/runs/{run}/regions/{region}/log"
+        return self._get(schemas.LogPage, path, **{"from": start, "to": stop, "wait": wait})
+
+    def entry(self, run: str, region: str, seq: int, part: int = 0) -> bytes:
+        return self._send("GET", f"/v1/runs/{run}/regions/{region}/log/{seq}/parts/{part}").content
+
+    def announce(
+        self, run: str, number: int, fragment: int, site: str, announcement: schemas.Announcement, wait: float
+    ) -> schemas.AnnouncementReply:
+        """Waits until the outer round is open; still not open is a ConflictError `outer_round_not_open`."""
+        path = f"/v1/runs/{run}/outer-rounds/{number}/fragments/{fragment}/sites/{site}"
+        response = self._send("PUT", path, json=announcement, params={"wait": wait})
+        return schemas.AnnouncementReply.model_validate_json(response.content)
+
+    # --- blobs --------------------------------------------------------------------------------------------------------
+
+    def put_blob(self, body: bytes) -> str:
+        """Uploads `body` unless it is stored already; returns its digest."""
+        digest = hashlib.sha256(body).hexdigest()
+        try:
+            self._send("HEAD", f"/v1/blobs/{digest}")
+        except ProblemError as error:
+            if error.code != "http_404":
+                raise
+            self._send("PUT", f"/v1/blobs/{digest}", body=body, headers={"Content-Type": "application/octet-stream"})
+        return digest
+
+    def get_blob(self, digest: str) -> bytes:
+        """The blob, verified against its name."""
+        body = self._send("GET", f"/v1/blobs/{digest}").content
+        if hashlib.sha256(body).hexdigest() != digest:
+            raise IsthmusError(f"blob {digest} arrived with other bytes than its name says; try again")
+        return body
+
+    # --- metrics ------------------------------------------------------------------------------------------------------
+
+    def add_metrics(self, run: str, site: str, points: Sequence[schemas.MetricPoint]) -> None:
+        self._send("POST", f"/v1/runs/{run}/metrics", json=schemas.MetricReport(site=site, points=list(points)))
+
+    def metrics(self, run: str, max_points: int | None = None) -> list[schemas.StoredPoint]:
+        return self._get(schemas.MetricPage, f"/v1/runs/{_segment(run)}/metrics", max_points=max_points).items
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _message(response: httpx.Response) -> bytes | None:
+    return response.content if response.status_code == 200 else None
+
+
+def _problem_of(response: httpx.Response) -> ProblemError:
+    if response.headers.get("content-type", "").startswith(PROBLEM_MEDIA_TYPE):
+        try:
+            return error_from_problem(Problem.model_validate_json(response.content))
+        except ValidationError:
+            pass
+    status = response.status_code
+    return error_from_problem(
+        Problem(
+            type=f"urn:isthmus:problem:http_{status}",
+            title=response.reason_phrase,
+            status=status,
+            code=f"http_{status}",
+            detail=f"{response.request.method} {response.request.url} was answered {status} {response.reason_phrase} "
+            "by something that is not an Isthmus coordinator, such as a proxy in between",
+        )
+    )

@@ -1,0 +1,104 @@
+"""Pure ASGI middleware: what is checked of every request before a route sees it, and what every answer carries."""
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, ProblemError, TooLargeError, UnsupportedMediaError
+
+__all__ = ["BodyLimits", "SecurityHeaders", "problem_response"]
+
+BODY_TIMEOUT_S = 60.0
+_CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'none'; "
+    "base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+
+
+class LengthRequiredError(InvalidError):
+    status, title = 411, "length required"
+
+
+def problem_response(error: ProblemError) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    if error.status == 503:
+        headers["Retry-After"] = "1"
+    return JSONResponse(
+        error.problem().model_dump(), status_code=error.status, media_type=PROBLEM_MEDIA_TYPE, headers=headers
+    )
+
+
+class BodyLimits:
+    """Refuses a body by its declared size before reading it, and one that stops arriving.
+
+    Args:
+        limit: bytes allowed for a request path.
+    """
+
+    def __init__(self, app: ASGIApp, limit: Callable[[str], int]) -> None:
+        self.app = app
+        self.limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        error = self._refusal(scope["path"], Headers(scope=scope))
+        if error is not None:
+            await problem_response(error)(scope, receive, send)
+            return
+        await self.app(scope, _with_timeout(receive), send)
+
+    def _refusal(self, path: str, headers: Headers) -> ProblemError | None:
+        if "content-encoding" in headers:
+            return UnsupportedMediaError(
+                "compressed_body", "compressed request bodies are not accepted; send it without Content-Encoding"
+            )
+        if "transfer-encoding" in headers:
+            return LengthRequiredError("length_required", "send a Content-Length; chunked bodies are not accepted")
+        limit = self.limit(path)
+        declared = int(headers.get("content-length", "0"))
+        if declared > limit:
+            return TooLargeError(
+                "body_too_large",
+                f"the body of {declared} bytes exceeds the limit of {limit} bytes for {path}",
+                context={"limit": limit},
+            )
+        return None
+
+
+def _with_timeout(receive: Receive) -> Receive:
+    complete = False
+
+    async def timed() -> Message:
+        nonlocal complete
+        if complete:
+            return await receive()
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            message = await receive()
+        complete = not message.get("more_body", False)
+        return message
+
+    return timed
+
+
+class SecurityHeaders:
+    """A strict content security policy and no caching of anything that a token was needed for."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.setdefault("Cache-Control", "no-store")
+                headers["Content-Security-Policy"] = _CSP
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Referrer-Policy"] = "no-referrer"
+            await send(message)
+
+        await self.app(scope, receive, with_headers)

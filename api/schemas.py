@@ -1,0 +1,355 @@
+"""Every message of the REST API. Wire words equal the code's words.
+
+Times are RFC 3339 UTC, durations in seconds, sizes in bytes. Tensors travel apart, as safetensors (payload.py).
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+PROTOCOL_VERSION = 1
+SUPPORTED_PROTOCOLS = range(1, 2)
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$")]
+"""Of a site, region, run or task: lower case letters, digits, `-` and `_`, at most 63."""
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256, in lower-case hexadecimal."""
+Secret = Annotated[str, StringConstraints(min_length=32, max_length=256)]
+Step = Annotated[int, Field(ge=0, le=2**48)]
+Count = Annotated[int, Field(ge=0, le=2**62)]
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# --- run specification ------------------------------------------------------------------------------------------------
+
+
+class OptimizerSpec(Message):
+    """DeMo at every inner step."""
+
+    lr: float = Field(default=2e-3, gt=0, le=10, description="peak learning rate of the sign update")
+    schedule: Literal["constant", "cosine", "linear"] = Field(default="cosine", description="after the warm-up")
+    warmup: int = Field(default=0, ge=0, description="steps of linear warm-up")
+    weight_decay: float = Field(
+        default=0.0, ge=0, lt=1, description="decoupled; applies to every parameter group but `no_decay`"
+    )
+    beta: float = Field(default=0.99, ge=0, lt=1, description="decay of the momentum")
+    k: int = Field(default=32, ge=1, le=16384, description="coefficients sent per chunk of chunk x chunk elements")
+    chunk: Literal[32, 64, 128] = Field(default=64, description="side of a chunk")
+    codec: Literal["sign", "int8"] = Field(default="sign", description="how a sent value is coded")
+    alpha: float = Field(default=1.0, ge=0, le=1, description="share of what was sent that leaves the momentum")
+    subtract: Literal["local", "aggregate"] = Field(
+        default="local", description="what leaves the momentum: the site's own values, or the update"
+    )
+
+    @model_validator(mode="after")
+    def _k_fits_chunk(self) -> Self:
+        if self.k > self.chunk**2:
+            raise ValueError(f"k = {self.k} exceeds the {self.chunk**2} elements of a chunk; lower k or raise chunk")
+        return self
+
+
+class OuterSpec(Message):
+    """A DiLoCo outer step over full parameters, every H steps and after the last one."""
+
+    every: int = Field(ge=1, description="H, in inner steps")
+    lr: float = Field(default=0.7, ge=0, le=10, description="1 with momentum 0 is plain averaging")
+    momentum: float = Field(default=0.5, ge=0, lt=1, description="Nesterov; 0.9 for long runs")
+    fragments: int = Field(default=1, ge=1, le=4096, description="parts of the parameters that move one by one")
+
+
+class RunSpec(Message):
+    """What to train, where and how."""
+
+    name: Name = Field(description="for people; need not be unique")
+    task: Name = Field(description="a task that the operators of all sites allow")
+    params: dict[str, Any] = Field(default_factory=dict, description="passed to the task as they are")
+    steps: int = Field(ge=1, le=10**9, description="inner steps")
+    sites: list[Name] | None = Field(default=None, min_length=1, description="default: all that are online at start")
+    optimizer: OptimizerSpec = OptimizerSpec()
+    outer: OuterSpec | None = None
+    evaluate_every: int | None = Field(default=None, ge=1, description="steps between held-out evaluations")
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.outer and self.outer.every > self.steps:
+            raise ValueError(
+                f"outer.every = {self.outer.every} is more than steps = {self.steps}: no outer step before the last; "
+                "lower outer.every, or leave outer out"
+            )
+        if self.optimizer.warmup > self.steps:
+            raise ValueError(f"optimizer.warmup = {self.optimizer.warmup} is more than steps = {self.steps}")
+        if self.sites and len(set(self.sites)) < len(self.sites):
+            raise ValueError(f"sites names a site twice: {', '.join(sorted(self.sites))}")
+        return self
+
+
+# --- sites ------------------------------------------------------------------------------------------------------------
+
+
+class SiteStatus(StrEnum):
+    ONLINE = "online"
+    LOST = "lost"
+    LEFT = "left"
+
+
+class SiteRegistration(Message):
+    """The agent made `secret` and keeps it: registering again with the same secret changes nothing else (rule C9)."""
+
+    protocol_version: int
+    secret: Secret
+    region: Name
+    tasks: list[Name] = Field(min_length=1, max_length=256, description="what the site's operator allows")
+    ranks: int = Field(default=1, ge=1, le=4096, description="training processes per run")
+
+
+class Site(Message):
+    name: Name
+    region: Name
+    tasks: list[Name]
+    ranks: int
+    status: SiteStatus
+    registered_at: datetime
+    lease_until: datetime
+
+
+class Registered(Message):
+    site: Site
+    lease_s: float
+    heartbeat_s: float
+
+
+class ProcessState(StrEnum):
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+class ProcessReport(Message):
+    """The ranks of one run at a site, as its agent sees them."""
+
+    run: str
+    attempt: int = Field(ge=1)
+    state: ProcessState
+    exit_code: int | None = None
+    rank: int | None = Field(default=None, description="the first rank that failed, when known")
+    detail: str = Field(default="", max_length=20_000, description="the last lines of its log")
+
+
+class Heartbeat(Message):
+    processes: list[ProcessReport] = Field(default_factory=list, max_length=64)
+
+
+class Assignment(Message):
+    run: str
+    attempt: int
+    region: Name
+    task: Name
+
+
+class HeartbeatReply(Message):
+    """The complete set of runs that the site should be running."""
+
+    assignments: list[Assignment]
+    lease_s: float
+
+
+class Seat(Message):
+    """The agent presents the secret that the ranks of one attempt will use."""
+
+    attempt: int = Field(ge=1)
+    secret: Secret
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+class RunStatus(StrEnum):
+    PENDING = "pending"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (RunStatus.SUCCEEDED, RunStatus.STOPPED, RunStatus.FAILED)
+
+
+class Position(Message):
+    """An entry of a log: its number and its hash."""
+
+    seq: Count
+    hash: Digest
+
+
+class MemberView(Message):
+    site: Name
+    region: Name
+    attempt: int
+    ready: bool = Field(description="its ranks have presented their layout")
+    digest: Digest | None = Field(default=None, description="of the parameters after the last entry")
+
+
+class RegionView(Message):
+    name: Name
+    step: Step = Field(description="last inner step whose entry is in the log")
+    head: Position | None = None
+    tokens: Count = Field(description="tokens trained on since the last anchor")
+
+
+class Run(Message):
+    id: str
+    spec: RunSpec
+    status: RunStatus
+    reason: str = Field(description="what the run waits for, or why it ended")
+    since: datetime
+    created_at: datetime
+    step: Step
+    outer_rounds: int
+    members: list[MemberView]
+    regions: list[RegionView]
+    alarms: list[str]
+
+
+class JoinRequest(Message):
+    """Rank 0 presents the layout of its model."""
+
+    attempt: int = Field(ge=1)
+    layout: dict[str, Any] = Field(description="as ParameterLayout.to_json writes it")
+
+
+class JoinReply(Message):
+    layout: Digest
+    upload_start: bool = Field(description="this site is to upload entry 0 (rule A3)")
+    evaluate: bool = Field(description="this site runs the held-out evaluation (rule C10)")
+
+
+class StartUpload(Message):
+    """Digests of blobs that are already stored: fp32 parameters in layout order; buffers as safetensors."""
+
+    parameters: Digest
+    buffers: Digest | None = None
+
+
+class LogPage(Message):
+    items: list[dict[str, Any]] = Field(description="entry headers")
+    head: Position | None
+    ended: bool = Field(description="nothing will be appended any more")
+
+
+class ContributionHeader(Message):
+    """Travels with a contribution's arrays; the digest of the whole message is the contribution's."""
+
+    version: int
+    run: str
+    region: Name
+    site: Name
+    step: Step
+    position: Position
+    layout: Digest
+    codec: str
+    k: int
+    tokens: Count
+    part: int
+    parts: int
+    absent: list[str] = Field(description="tensors that had no gradient so far")
+
+
+class Abstention(Message):
+    position: Position
+    reason: str = Field(min_length=1, max_length=500)
+
+
+class Announcement(Message):
+    """A site's copy of one fragment after the last step of an outer round."""
+
+    digest: Digest
+
+
+class AnnouncementReply(Message):
+    upload: bool = Field(description="this site is asked for the blob; announce again once it is stored")
+
+
+class FinalReport(Message):
+    seq: Count
+    digest: Digest = Field(description="of the live parameters")
+
+
+class FinalReply(Message):
+    upload: bool = Field(description="this site is asked for the parameters; report again once they are stored")
+
+
+class Model(Message):
+    """The trained parameters: the blobs, concatenated, are the float32 tensors in layout order."""
+
+    run: str
+    step: Step
+    digest: Digest
+    layout: dict[str, Any]
+    blobs: list[Digest]
+
+
+class OuterRound(Message):
+    number: int
+    step: Step
+    fragments: list[Digest | None] = Field(description="the new anchor of each fragment, once it is there")
+    weights: dict[str, int] = Field(description="tokens by region")
+    distinct: int = Field(description="distinct copies that were averaged, over all fragments")
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+class MetricPoint(Message):
+    """Totals are since the session began. A value that is not finite is stored as null."""
+
+    step: Step
+    values: dict[Annotated[str, StringConstraints(max_length=64)], float | None] = Field(max_length=64)
+
+
+class MetricReport(Message):
+    site: Name
+    points: list[MetricPoint] = Field(max_length=1000)
+
+
+class StoredPoint(Message):
+    site: Name
+    step: Step
+    at: datetime
+    values: dict[str, float | None]
+
+
+class MetricPage(Message):
+    items: list[StoredPoint]
+
+
+class SitePage(Message):
+    items: list[Site]
+    next_cursor: str | None = None
+
+
+class RunPage(Message):
+    items: list[Run]
+    next_cursor: str | None = None
+
+
+class OuterRoundPage(Message):
+    items: list[OuterRound]
+    next_cursor: str | None = None
+
+
+class Version(Message):
+    version: str
+    protocols: list[int]
+
+
+class Health(Message):
+    status: Literal["ok", "unavailable"]
+    detail: dict[str, str] = Field(default_factory=dict)
