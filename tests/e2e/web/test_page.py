@@ -1,0 +1,128 @@
+"""The web page in real Chromium, against a real coordinator with a run that has ended (fixture `finished_run`)."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+
+import httpx
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--window-size=1200,900",
+    "--virtual-time-budget=8000",
+    "--dump-dom",
+]
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
+
+
+@pytest.fixture
+def browse(tmp_path):
+    """Opens a URL in a fresh profile; returns the document after a few refreshes.
+
+    No message on the console is accepted but Chromium's own about answers of status `refused`.
+    """
+
+    def open_page(url: str, refused: int | None = None) -> str:
+        command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", url]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            document, log = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            _, log = process.communicate()
+            pytest.fail(f"Chromium did not end within 60 s; its log ends with: {log[-2000:]}")
+        assert document, log[-2000:]
+        messages = [line for line in log.splitlines() if "CONSOLE" in line and f"status of {refused}" not in line]
+        assert not messages, messages
+        return document
+
+    return open_page
+
+
+@pytest.fixture
+def run(finished_run):
+    answer = httpx.get(
+        f"{finished_run.url.rstrip('/')}/v1/runs/{finished_run.run_id}",
+        headers={"Authorization": f"Bearer {finished_run.observer_token}"},
+        trust_env=False,
+    )
+    return answer.raise_for_status().json()
+
+
+def _page(finished_run, fragment):
+    return f"{finished_run.url.rstrip('/')}/#{fragment}"
+
+
+def test_a_run_shows_its_status_loss_sites_and_equal_digests(browse, finished_run, run):
+    document = browse(_page(finished_run, f"/runs/{run['id']}?token={finished_run.observer_token}"))
+
+    heading = re.search(r"<h1>.*?</h1>", document, re.S).group()
+    assert run["spec"]["name"] in heading
+    assert f'data-status="{run["status"]}"' in heading
+    assert f'value="{run["step"]}"' in re.search(r"<progress[^>]*>", document).group()
+    assert re.search(r'id="loss".*?<canvas', document, re.S), "no loss chart"
+    assert run["members"]
+    for member in run["members"]:
+        row = re.search(rf'<tr data-row="{member["site"]}">.*?</tr>', document, re.S).group()
+        assert member["digest"][:12] in row
+        assert "✓ equal" in row
+    assert 'data-digests="equal"' in document
+    assert finished_run.observer_token not in document
+
+
+def test_the_overview_lists_runs_and_sites(browse, finished_run, run):
+    document = browse(_page(finished_run, f"token={finished_run.observer_token}"))
+
+    row = re.search(rf'<tr data-row="{run["id"]}">.*?</tr>', document, re.S).group()
+    assert f'href="#/runs/{run["id"]}"' in row
+    assert f'data-status="{run["status"]}"' in row
+    for member in run["members"]:
+        assert f'data-row="{member["site"]}"' in document
+
+
+def test_a_wrong_token_is_asked_for_again_with_the_reason(browse, finished_run, run):
+    document = browse(_page(finished_run, "token=" + "0" * 43), refused=401)
+
+    assert 'type="password"' in document
+    assert re.search(r'role="alert">[^<]+<', document), "no reason"
+    assert run["id"] not in document
+
+
+def test_a_run_that_does_not_exist_is_reported(browse, finished_run):
+    document = browse(_page(finished_run, f"/runs/no-such-run?token={finished_run.observer_token}"), refused=404)
+
+    assert re.search(r'class="alarm"[^>]*>[^<]*no-such-run', document)
+
+
+@pytest.mark.parametrize("path", ["", "web/app.js", "web/style.css", "web/vendor/uPlot.iife.min.js"])
+def test_files_are_public_with_strict_headers(finished_run, path):
+    answer = httpx.get(f"{finished_run.url.rstrip('/')}/{path}", trust_env=False).raise_for_status()
+
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["web/../cli.py", "web/%2e%2e/cli.py", "web/..%2fcli.py", "web//etc/passwd"])
+def test_nothing_outside_the_folder_is_served(finished_run, path):
+    answer = httpx.get(f"{finished_run.url.rstrip('/')}/{path}", trust_env=False)
+
+    assert answer.status_code in (401, 404, 405)
