@@ -1,0 +1,69 @@
+"""The outer step of DiLoCo (rule B13): float64, block by block, in the given order, one final rounding.
+
+numpy only. It knows flat float32 arrays, not fragments, regions or where the copies come from.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["nesterov", "pseudo_gradient", "weighted_mean"]
+
+BLOCK = 1 << 18
+
+
+def weighted_mean(copies: Sequence[NDArray[np.float32]], weights: Sequence[int]) -> NDArray[np.float64]:
+    """`sum(w_i * x_i) / sum(w_i)` of float32 (n,) copies in the given order, float64 (n,).
+
+    Weights are tokens, at least 0. Raises ValueError if they are negative or all 0, or if numbers or sizes differ.
+    """
+    if len(copies) != len(weights):
+        raise ValueError(f"{len(copies)} copies but {len(weights)} weights")
+    total = sum(weights)
+    if total <= 0 or min(weights) < 0:
+        raise ValueError(f"weights must not be negative and not all 0, got {list(weights)}")
+    _check_sizes(*copies)
+    mean = np.zeros(copies[0].size, np.float64)
+    for part in _parts(mean.size):
+        for values, weight in zip(copies, weights, strict=True):
+            if weight:
+                mean[part] += float(weight) * values[part].astype(np.float64)
+        mean[part] /= float(total)
+    return mean
+
+
+def pseudo_gradient(anchor: NDArray[np.float32], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`anchor - mean`, float64 (n,): points from where the parameters went back to where they were."""
+    _check_sizes(anchor, mean)
+    return anchor.astype(np.float64) - mean
+
+
+def nesterov(
+    anchor: NDArray[np.float32], buffer: NDArray[np.float32], mean: NDArray[np.float64], lr: float, momentum: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """One outer step: `g = anchor - mean`, `buf <- momentum*buf + g`, `anchor <- anchor - lr*(g + momentum*buf)`.
+
+    All arrays (n,). Computed in float64, each result rounded to float32 once. With lr 1 and momentum 0 the new anchor
+    is exactly the mean rounded to float32. Returns the new anchor and buffer. Raises ValueError if sizes differ.
+    """
+    _check_sizes(anchor, buffer, mean)
+    new_anchor, new_buffer = np.empty_like(anchor), np.empty_like(buffer)
+    for part in _parts(anchor.size):
+        gradient = pseudo_gradient(anchor[part], mean[part])
+        momenta = momentum * buffer[part].astype(np.float64) + gradient
+        new_buffer[part] = momenta
+        if lr == 1 and momentum == 0:
+            new_anchor[part] = mean[part]
+        else:
+            new_anchor[part] = anchor[part].astype(np.float64) - lr * (gradient + momentum * momenta)
+    return new_anchor, new_buffer
+
+
+def _check_sizes(*arrays: NDArray[np.float32] | NDArray[np.float64]) -> None:
+    if len({array.shape for array in arrays}) != 1 or arrays[0].ndim != 1:
+        raise ValueError(f"flat arrays of one size are needed, got shapes {[array.shape for array in arrays]}")
+
+
+def _parts(size: int) -> Iterator[slice]:
+    return (slice(start, start + BLOCK) for start in range(0, size, BLOCK))

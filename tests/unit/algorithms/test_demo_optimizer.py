@@ -1,0 +1,514 @@
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from algorithms import DeMo, StepEntry
+from algorithms.aggregate import aggregate
+from algorithms.base_updates import signum
+from algorithms.codec import SparseUpdate, merge, pack_contribution, parameters_digest, unpack_contribution
+
+
+class Odd(nn.Module):
+    """Every kind of parameter that broke somebody's optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(37, 70)
+        self.head = nn.Linear(70, 37, bias=False)
+        self.head.weight = self.embedding.weight
+        self.conv = nn.Conv2d(3, 6, 3)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.empty = nn.Parameter(torch.empty(0, 4))
+        self.unused = nn.Linear(5, 5)
+        self.frozen = nn.Parameter(torch.ones(9), requires_grad=False)
+        self.low = nn.Parameter(torch.linspace(-1, 1, 70 * 66, dtype=torch.bfloat16).view(66, 70))
+        self.transposed = nn.Parameter(torch.linspace(-1, 1, 6 * 66).view(66, 6).T)
+        self.strided = nn.Parameter(torch.linspace(0, 1, 12)[::2])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        features = hidden @ self.low.float().T @ self.transposed.T * self.strided
+        image = hidden.reshape(1, -1)[:, :108].reshape(1, 3, 6, 6)
+        return self.head(hidden).logsumexp(-1).sum() * self.scale + features.square().sum() + self.conv(image).sum()
+
+
+def odd(seed: int = 0, **options: Any) -> tuple[Odd, DeMo]:
+    torch.manual_seed(seed)
+    model = Odd()
+    return model, DeMo(model.named_parameters(), lr=2.0**-8, **options)
+
+
+def backward(model: Odd, seed: int) -> None:
+    model.zero_grad()
+    model(torch.randint(37, (4, 9), generator=torch.Generator().manual_seed(seed))).backward()
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("options", [{}, {"codec": "int8"}, {"subtract": "aggregate", "alpha": 0.2}, {"chunk": 32}])
+def test_odd_parameters_train(options: dict[str, Any]) -> None:
+    model, optimizer = odd(weight_decay=0.1, **options)
+    before = values(model)
+    for seed in range(3):
+        backward(model, seed)
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is None or torch.equal(parameter.grad, gradients[name])
+    after = values(model)
+    untouched = {"unused.weight", "unused.bias", "frozen", "empty"}
+    assert {name for name in before if torch.equal(before[name], after[name])} == untouched
+    assert model.head.weight is model.embedding.weight
+    names = [tensor.name for tensor in optimizer.layout.tensors]
+    assert names.count("embedding.weight") == 1
+    assert "head.weight" not in names
+    for parameter in model.parameters():
+        assert ("momentum" in optimizer.state.get(parameter, {})) == (parameter.grad is not None)
+    assert all(state["momentum"].dtype == torch.float32 for state in optimizer.state.values() if "momentum" in state)
+    assert (optimizer.steps, optimizer.skipped_steps, optimizer.applied_lr) == (3, 0, (2.0**-8,))
+
+
+def test_step_moves_every_element_by_lr_or_nothing() -> None:
+    parameter = nn.Parameter(torch.randn(100, 70))
+    before = parameter.detach().clone()
+    optimizer = DeMo([("w", parameter)], lr=0.25, weight_decay=0.5)
+    parameter.grad = torch.randn(100, 70)
+    optimizer.step()
+    moved = parameter.detach() - before * 0.875
+    signs = moved.div(0.25).round()
+    assert set(signs.unique().tolist()) <= {-1.0, 0.0, 1.0}
+    assert (signs != 0).float().mean() > 0.99
+    assert torch.allclose(moved, signs * 0.25, atol=1e-6)
+    assert (moved * parameter.grad).sum() < 0
+
+
+def test_sending_everything_follows_the_gradient() -> None:
+    parameter = nn.Parameter(torch.zeros(5, 12))
+    optimizer = DeMo([("w", parameter)], lr=0.5, codec="int8")
+    parameter.grad = torch.where(torch.arange(60).view(5, 12) % 3 == 0, -3.0, 2.0)
+    optimizer.step()
+    assert torch.equal(parameter, -0.5 * parameter.grad.sign())
+
+
+def test_signum_keeps_negative_zero() -> None:
+    parameter = torch.full((3,), -0.0)
+    signum(parameter, torch.tensor([0.0, 1.0, -1.0]), 0.5, 0.75)
+    assert parameter.tolist() == [0.0, -0.5, 0.5]
+    assert torch.signbit(parameter).tolist() == [True, True, False]
+
+
+def test_local_subtraction_removes_what_was_sent_and_only_if_listed() -> None:
+    updates: list[SparseUpdate] = []
+
+    def exchange(sent: SparseUpdate | None) -> StepEntry:
+        assert sent is not None
+        updates.append(sent)
+        return StepEntry(aggregate([sent], optimizer.layout, [0]), (0.0,), (1.0,), listed=len(updates) == 2)
+
+    momenta = []
+    for _ in range(2):
+        parameter = nn.Parameter(torch.zeros(64, 64))
+        optimizer = DeMo([("w", parameter)], lr=1.0, codec="int8", exchange=exchange)
+        parameter.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        optimizer.step()
+        momenta.append(optimizer.state[parameter]["momentum"].clone())
+    part = updates[1].shapes[64, 64]
+    sent = np.zeros(4096, np.float32)
+    sent[part.indices[0]] = part.values[0] * part.scales[0]
+    assert np.count_nonzero(sent) == 32
+    assert np.array_equal(momenta[1].numpy(), momenta[0].numpy() - sent)
+
+
+def test_aggregate_subtraction_applies_to_entries_of_others() -> None:
+    def fresh() -> tuple[nn.Parameter, DeMo]:
+        parameter = nn.Parameter(torch.zeros(64, 64))
+        parameter.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        return parameter, DeMo([("w", parameter)], lr=1.0, subtract="aggregate", alpha=0.25, codec="int8")
+
+    parameter, optimizer = fresh()
+    optimizer.step()
+    before = optimizer.state[parameter]["momentum"].clone()
+    _, sender = fresh()
+    update = aggregate([sender._contribution()], sender.layout, [0])
+    optimizer.apply(StepEntry(update, (0.5,), (1.0,), listed=False))
+    part = update.shapes[64, 64]
+    expected = before.clone()
+    expected[part.indices.astype(np.int64)] -= torch.from_numpy(0.25 * part.values.astype(np.float32)) * 2.0 ** int(
+        part.exponents[0]
+    )
+    assert torch.equal(optimizer.state[parameter]["momentum"], expected)
+    assert not torch.equal(before, expected)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf"), 1e38])
+def test_non_finite_gradients_are_skipped(poison: float) -> None:
+    model, optimizer = odd(weight_decay=0.1)
+    backward(model, 0)
+    optimizer.step()
+    before, momenta = values(model), copy.deepcopy(optimizer.state_dict()["state"])
+    backward(model, 1)
+    model.conv.weight.grad.view(-1)[5] = poison
+    optimizer.step()
+    assert same(values(model), before)
+    for key, state in optimizer.state_dict()["state"].items():
+        assert same(state, momenta[key])
+    assert optimizer.skipped_steps == 1
+    backward(model, 2)
+    optimizer.step()
+    assert not same(values(model), before)
+
+
+def test_a_rank_that_abstains_still_applies_the_entry() -> None:
+    model, optimizer = odd()
+    backward(model, 0)
+    entry = StepEntry(aggregate([optimizer._contribution()], optimizer.layout, [0]), (0.25,), (1.0,), listed=False)
+    asked: list[SparseUpdate | None] = []
+    other, receiver = odd(exchange=lambda sent: asked.append(sent) or entry)
+    backward(other, 0)
+    other.scale.grad.fill_(float("nan"))
+    receiver.step()
+    assert asked == [None]
+    optimizer.apply(entry)
+    assert optimizer.parameters_digest() == receiver.parameters_digest()
+    assert receiver.applied_lr == (0.25,)
+    assert receiver.param_groups[0]["lr"] == 2.0**-8
+
+
+def test_empty_entry_changes_nothing() -> None:
+    _, optimizer = odd(weight_decay=0.5)
+    before = optimizer.parameters_digest()
+    optimizer.apply(StepEntry(None, (0.5,), (0.5,), listed=False))
+    assert optimizer.parameters_digest() == before
+    with pytest.raises(ValueError, match="2 rates, 1 decays, 1 groups"):
+        optimizer.apply(StepEntry(None, (0.5, 0.5), (0.5,), listed=False))
+
+
+@pytest.mark.parametrize("options", [{}, {"codec": "int8", "subtract": "aggregate", "alpha": 0.5}])
+def test_save_load_continue_is_bit_equal(options: dict[str, Any], tmp_path: Any) -> None:
+    model, optimizer = odd(weight_decay=0.1, **options)
+    for seed in range(3):
+        backward(model, seed)
+        optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "saved")
+    saved = torch.load(tmp_path / "saved", weights_only=True)
+    other, loaded = odd(seed=9, weight_decay=0.3, **options)
+    other.load_state_dict(saved["model"])
+    loaded.load_state_dict(saved["optimizer"])
+    assert loaded.steps == 3
+    for seed in range(3, 6):
+        for each, stepper in ((model, optimizer), (other, loaded)):
+            backward(each, seed)
+            stepper.step()
+    assert same(values(model), values(other))
+    assert loaded.parameters_digest() == optimizer.parameters_digest()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert same(optimizer.state.get(one, {}), loaded.state.get(two, {}))
+    assert other.head.weight is other.embedding.weight
+
+
+def test_load_refuses_other_tensors() -> None:
+    parameter = nn.Parameter(torch.zeros(3))
+    one, two = DeMo([("a", parameter)], lr=1.0), DeMo([("b", parameter)], lr=1.0)
+    with pytest.raises(ValueError, match=r"differ from ours: \['a', 'b'\]"):
+        two.load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match=r"saved groups have \[1\] parameters, ours \[2\]"):
+        DeMo([parameter, nn.Parameter(torch.zeros(2))], lr=1.0).load_state_dict(one.state_dict())
+    parameter.grad = torch.ones(3)
+    one.step()
+    state = one.state_dict()
+    state["state"][0]["momentum"] = torch.zeros(4)
+    with pytest.raises(ValueError, match=r"momentum of 'a' has shape \(4,\), not \(3,\)"):
+        one.load_state_dict(state)
+
+
+@pytest.mark.parametrize("codec", ["sign", "int8"])
+def test_ranks_share_the_momentum(codec: Any) -> None:
+    """Two ranks with half of the chunks each end where one rank with all of them does."""
+    outbox: list[SparseUpdate] = []
+    entries: list[StepEntry] = []
+
+    def collect(sent: SparseUpdate | None) -> StepEntry:
+        assert sent is not None
+        outbox.append(sent)
+        return StepEntry(None, (0.0,), (1.0,), listed=False)
+
+    whole_model, whole = odd(codec=codec, exchange=lambda sent: entries[-1])
+    ranks = [odd(codec=codec, owned=(rank, 2), exchange=collect) for rank in range(2)]
+    for seed in range(3):
+        outbox.clear()
+        for model, optimizer in ranks:
+            backward(model, seed)
+            optimizer._exchange = collect
+            outbox.append(optimizer._contribution())
+        backward(whole_model, seed)
+        alone = whole._contribution()
+        layout = whole.layout
+        absent = [layout.tensors[tensor].name for tensor in alone.absent]
+        read = [
+            unpack_contribution(
+                pack_contribution(sent, layout, codec),
+                layout,
+                codec=codec,
+                k=32,
+                absent=absent,
+                chunks=layout.shard(r, 2),
+            )
+            for r, sent in enumerate(outbox)
+        ]
+        merged = merge(read)
+        for shape, part in alone.shapes.items():
+            assert np.array_equal(merged.shapes[shape].chunks, part.chunks)
+            assert np.mean(merged.shapes[shape].indices == part.indices) > 0.99
+        update = aggregate([merged], layout, [0])
+        entry = StepEntry(update, (2.0**-8,), (1.0,), listed=True)
+        for _, optimizer in ranks:
+            optimizer.apply(entry)
+        whole.apply(entry)
+    digests = {optimizer.parameters_digest() for optimizer in (whole, ranks[0][1], ranks[1][1])}
+    assert len(digests) == 1
+    owned = [sum(s["momentum"].numel() for s in optimizer.state.values() if "momentum" in s) for _, optimizer in ranks]
+    assert sum(owned) == sum(p.numel() for p in whole_model.parameters() if p.grad is not None)
+    assert min(owned) > 0
+
+
+def test_sharded_step_subtracts_its_own_part() -> None:
+    parameter = nn.Parameter(torch.zeros(128, 64))
+    gradient = torch.randn(128, 64, generator=torch.Generator().manual_seed(0))
+    momenta = []
+    for owned in ((0, 2), (1, 2), (0, 1)):
+        each = nn.Parameter(parameter.detach().clone())
+        helper = DeMo([("w", each)], lr=1.0)
+        each.grad = gradient
+        update = aggregate([helper._contribution()], helper.layout, [0])
+        entry = StepEntry(update, (0.5,), (1.0,), listed=True)
+        optimizer = DeMo([("w", each)], lr=1.0, owned=owned, exchange=lambda sent, entry=entry: entry)
+        optimizer.step()
+        momenta.append(optimizer.state[each]["momentum"])
+    assert torch.allclose(torch.cat(momenta[:2]), momenta[2], atol=1e-7)
+
+
+def test_threads_do_not_matter_for_apply() -> None:
+    digests = set()
+    for threads in (1, 2):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        model, optimizer = odd()
+        layout = optimizer.layout
+        rng = np.random.default_rng(0)
+        torch.manual_seed(0)
+        backward(model, 0)
+        sent = optimizer._contribution()
+        fixed = {
+            shape: type(part)(
+                part.chunks,
+                part.indices * 0 + np.arange(part.indices.shape[1], dtype=np.uint16),
+                rng.choice(np.array([-1, 1], np.int8), part.values.shape),
+                np.ones_like(part.scales),
+            )
+            for shape, part in sent.shapes.items()
+        }
+        optimizer.apply(StepEntry(aggregate([SparseUpdate(fixed, sent.absent)], layout, [0]), (0.1,), (0.9,), True))
+        digests.add(optimizer.parameters_digest())
+        torch.set_num_threads(before)
+    assert len(digests) == 1
+
+
+def test_float64_fallback_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = []
+    for answer in (True, False):
+        monkeypatch.setattr("algorithms.demo.known_answer", lambda device, shapes, answer=answer: answer)
+        model, optimizer = odd(k=4096)
+        backward(model, 0)
+        optimizer.step()
+        assert optimizer.float32_is_exact == {torch.device("cpu"): answer}
+        digests.append(optimizer.parameters_digest())
+    assert digests[0] == digests[1]
+
+
+def test_bf16_parameters_move_through_their_master() -> None:
+    parameter = nn.Parameter(torch.full((8, 8), 0.1, dtype=torch.bfloat16))
+    optimizer = DeMo([("w", parameter)], lr=2e-4, codec="int8")
+    for _ in range(100):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    master = optimizer.state[parameter]["master"]
+    assert torch.allclose(master, torch.tensor(0.1 - 100 * 2e-4), atol=1e-3)
+    assert torch.equal(parameter.flatten(), master.bfloat16())
+
+
+def test_read_and_write_parameters() -> None:
+    model, optimizer = odd()
+    everything = range(len(optimizer.layout.tensors))
+    data = optimizer.read_parameters(everything)
+    assert parameters_digest([data]) == optimizer.parameters_digest()
+    assert data.size == optimizer.layout.parameter_count == sum(m.numel() for m in optimizer.masters())
+    changed = (data + 1).astype(np.float32)
+    optimizer.write_parameters(everything, changed)
+    assert np.array_equal(optimizer.read_parameters(everything), changed)
+    other, copied = odd(seed=3)
+    for fragment in copied.layout.fragments(4):
+        start = copied.layout.offsets[fragment.start]
+        copied.write_parameters(fragment, changed[start : start + copied.layout.fragment_elements(fragment)])
+    assert same(values(other), values(model))
+    assert copied.parameters_digest() == optimizer.parameters_digest()
+    with pytest.raises(ValueError, match="float32 elements"):
+        optimizer.write_parameters(everything, changed[1:])
+
+
+def test_groups_have_their_own_rates() -> None:
+    first, second = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.ones(4))
+    optimizer = DeMo([{"params": [("b", first)], "name": "bias"}], lr=0.5, codec="int8")
+    first.grad = torch.ones(4)
+    optimizer.step()
+    momentum = optimizer.state[first]["momentum"].clone()
+    optimizer.add_param_group({"params": [("module.a", second)], "lr": 0.25, "weight_decay": 1.0})
+    assert optimizer.layout.groups == ("bias", "1")
+    assert [tensor.name for tensor in optimizer.layout.tensors] == ["a", "b"]
+    assert torch.equal(optimizer.state[first]["momentum"], momentum)
+    second.grad = torch.ones(4)
+    optimizer.step()
+    assert torch.equal(first, torch.full((4,), -1.0))
+    assert torch.equal(second, torch.full((4,), 0.75 - 0.25))
+    assert optimizer.applied_lr == (0.5, 0.25)
+
+
+def test_unnamed_parameters_and_closure() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = DeMo([parameter], lr=0.5, codec="int8")
+    assert optimizer.layout.tensors[0].name == "0.0"
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = parameter.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 3.0
+    assert parameter.tolist() == [0.5] * 3
+
+
+def test_missing_gradient_counts_as_zero() -> None:
+    parameter = nn.Parameter(torch.zeros(64, 64))
+    optimizer = DeMo([("w", parameter)], lr=1.0, alpha=0.0, beta=0.5)
+    parameter.grad = torch.randn(64, 64)
+    optimizer.step()
+    before = optimizer.state[parameter]["momentum"].clone()
+    parameter.grad = None
+    optimizer.step()
+    assert torch.equal(optimizer.state[parameter]["momentum"], before * 0.5)
+
+
+class Scaler:
+    """What torch.amp.GradScaler tells an optimizer that supports scaling."""
+
+    def __init__(self, optimizer: DeMo, scale: float, found_inf: float) -> None:
+        optimizer.grad_scale = torch.tensor(scale)  # type: ignore[attr-defined]
+        optimizer.found_inf = torch.tensor(found_inf)  # type: ignore[attr-defined]
+
+
+def test_scaled_gradients_are_unscaled_into_the_momentum() -> None:
+    momenta = []
+    for scale in (1.0, 1024.0):
+        parameter = nn.Parameter(torch.zeros(8, 8))
+        optimizer = DeMo([("w", parameter)], lr=1.0, alpha=0.0)
+        parameter.grad = scale * torch.arange(64.0).view(8, 8)
+        Scaler(optimizer, scale, 0.0)
+        optimizer.step()
+        assert torch.equal(parameter.grad, scale * torch.arange(64.0).view(8, 8))
+        momenta.append(optimizer.state[parameter]["momentum"])
+    assert torch.equal(*momenta)
+    before = optimizer.parameters_digest()
+    Scaler(optimizer, 1024.0, 1.0)
+    optimizer.step()
+    assert (optimizer.skipped_steps, optimizer.parameters_digest()) == (1, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr and weight_decay"),
+        ({"weight_decay": float("nan")}, "lr and weight_decay"),
+        ({"beta": 1.0}, "beta"),
+        ({"alpha": 2.0}, "alpha"),
+        ({"k": 0}, "k must be"),
+        ({"chunk": 60}, "chunk must be"),
+        ({"codec": "fp8"}, "unknown codec"),
+        ({"subtract": "both"}, "unknown codec .* or subtraction 'both'"),
+        ({"owned": (0, 2)}, "needs an exchange"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DeMo([("w", nn.Parameter(torch.zeros(3)))], **{"lr": 1.0, **options})
+
+
+def test_parameters_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"'w' is torch\.complex64"):
+        DeMo([("w", nn.Parameter(torch.zeros(3, dtype=torch.complex64)))], lr=1.0)
+    parameter = nn.Parameter(torch.zeros(3, 2))
+    optimizer = DeMo([("w", parameter)], lr=1.0)
+    parameter.grad = torch.zeros(3, 2).to_sparse()
+    with pytest.raises(ValueError, match="'w' has a sparse gradient"):
+        optimizer.step()
+
+
+def train(sites: int, make: Callable[[nn.Module], DeMo], steps: int) -> tuple[float, float, set[str]]:
+    """Sites on different batches of one regression, joined by an exchange in memory; first and last loss, digests."""
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(16, 96), nn.Tanh(), nn.Linear(96, 2))
+    models = [copy.deepcopy(base) for _ in range(sites)]
+    optimizers = [make(model) for model in models]
+    inputs = torch.randn(512, 16)
+    targets = torch.stack([inputs[:, 0] - inputs[:, 1], inputs[:, 2].sin()], 1)
+    losses = []
+    for step in range(steps):
+        losses.append((base if step == 0 else models[0])(inputs).sub(targets).square().mean().item())
+        for rank, model in enumerate(models):
+            part = slice(rank * 512 // sites, (rank + 1) * 512 // sites)
+            model.zero_grad()
+            model(inputs[part]).sub(targets[part]).square().mean().backward()
+        sent = [optimizer._contribution() for optimizer in optimizers]
+        update = aggregate(sent, optimizers[0].layout, [0] * sites)
+        entry = StepEntry(update, (2.0**-9,), (1.0,), listed=True)
+        for optimizer, mine in zip(optimizers, sent, strict=True):
+            optimizer._exchange = lambda _, entry=entry: entry
+            optimizer._contribution = lambda mine=mine: mine  # type: ignore[method-assign]
+            optimizer.step()
+            del optimizer._contribution
+    return losses[0], losses[-1], {optimizer.parameters_digest() for optimizer in optimizers}
+
+
+@pytest.mark.parametrize("codec", ["sign", "int8"])
+def test_sites_learn_together_and_stay_equal(codec: Any) -> None:
+    first, last, digests = train(3, lambda model: DeMo(model.named_parameters(), lr=1.0, k=64, codec=codec), 150)
+    assert last < 0.4 * first
+    assert len(digests) == 1
+
+
+def test_alone_it_is_a_drop_in_optimizer() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 96), nn.Tanh(), nn.Linear(96, 1))
+    inputs = torch.randn(256, 16)
+    optimizer = DeMo(model.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 120)
+    losses = []
+    for _ in range(120):
+        loss = (model(inputs).squeeze(1) - inputs[:, 0] + inputs[:, 1].sin()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert optimizer.applied_lr[0] == pytest.approx(optimizer.param_groups[0]["lr"], rel=0.1)
