@@ -1,0 +1,168 @@
+"""Moves runs: applies events by compare-and-set, does pending work, wakes who waits. No leader: any number of these.
+
+Whoever waits looks at Redis again every second, so that a change made by another process, or a lost wake-up, costs a
+second and nothing more.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import structlog
+
+from algorithms.codec import digest_arrays
+from algorithms.layout import ParameterLayout
+from api.errors import ProblemError
+from api.payload import encode_message
+from coordinator.blobs import BlobDirectory
+from coordinator.entries import step_header
+from coordinator.layouts import Layouts
+from coordinator.outer_rounds import Copies, outer_step
+from coordinator.records import Aggregated, Averaged, Event, RunState
+from coordinator.rounds import aggregate_round
+from coordinator.state import AggregateRound, AverageFragment, Job, pending, region_copies, transition
+from coordinator.store import Store
+
+__all__ = ["Engine"]
+
+RECHECK_S = 1.0
+
+log = structlog.get_logger()
+
+
+class Engine:
+    """The shell around `coordinator.state`."""
+
+    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._layouts = layouts
+        self._changed: dict[str, asyncio.Event] = {}
+        self._status_changed = asyncio.Event()
+        self._jobs: dict[tuple[str, Job], asyncio.Task[None]] = {}
+        self._closing = False
+
+    async def apply(self, run: str, event: Event, messages: dict[int, str] | None = None) -> RunState:
+        """The run's state after `event`, committed; a lost race is run again.
+
+        Args:
+            messages: blob of the message of an entry that this event appends, by its seq.
+        """
+        while True:
+            before = await self._store.load(run)
+            after = transition(before.state, event, await self._store.now())
+            if after.state == before.state:
+                break
+            if await self._store.commit(before, after, messages):
+                self._wake(run, status=after.state.status is not before.state.status)
+                break
+        if after.state.status is not before.state.status:
+            log.info("run", run=run, status=str(after.state.status), because=after.state.ended_because or None)
+        self.work(after.state)
+        return after.state
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    async def wait(self, run: str, done: Callable[[RunState], bool], seconds: float) -> RunState:
+        """The run's state once `done` holds, or after `seconds`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while True:
+            changed = self._changed.setdefault(run, asyncio.Event())
+            state = (await self._store.load(run)).state
+            remaining = deadline - loop.time()
+            if done(state) or remaining <= 0 or self._closing:
+                return state
+            await _wait_for(changed, min(remaining, RECHECK_S))
+
+    async def wait_for_status(self, seconds: float) -> None:
+        """Until some run changed its status, at most a second."""
+        if not self._closing:
+            await _wait_for(self._status_changed, min(seconds, RECHECK_S))
+
+    def _wake(self, run: str, *, status: bool) -> None:
+        if (changed := self._changed.pop(run, None)) is not None:
+            changed.set()
+        if status:
+            self._status_changed.set()
+            self._status_changed = asyncio.Event()
+
+    async def close(self) -> None:
+        """Answers every open poll and drops unfinished work: whoever ticks next finds it again."""
+        self._closing = True
+        self._status_changed.set()
+        for changed in self._changed.values():
+            changed.set()
+        for task in self._jobs.values():
+            task.cancel()
+        await asyncio.gather(*self._jobs.values(), return_exceptions=True)
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    # --- work ---------------------------------------------------------------------------------------------------------
+
+    def work(self, state: RunState) -> None:
+        """Starts what is pending and not yet being done here."""
+        for job in pending(state):
+            key = (state.id, job)
+            if key not in self._jobs and not self._closing:
+                task = asyncio.create_task(self._do(state.id, job))
+                self._jobs[key] = task
+                task.add_done_callback(partial(self._done, key))
+
+    def _done(self, key: tuple[str, Job], task: asyncio.Task[None]) -> None:
+        del self._jobs[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("job failed, to be tried again", run=key[0], job=str(key[1]), exc_info=error)
+
+    async def _do(self, run: str, job: Job) -> None:
+        state = (await self._store.load(run)).state
+        if job not in pending(state):
+            return
+        layout = await self._layouts.of(state)
+        with suppress(ProblemError):  # the run ended meanwhile
+            if isinstance(job, AggregateRound):
+                await self._aggregate(state, job, layout)
+            else:
+                await self._average(state, job, layout)
+
+    async def _aggregate(self, state: RunState, job: AggregateRound, layout: ParameterLayout) -> None:
+        region = state.regions[job.region]
+        assert region.round is not None
+        bodies = {}
+        for site, sent in region.round.contributions.items():
+            body = await self._store.payload(state.id, sent.digest)
+            if body is None:  # another process has closed the round meanwhile
+                return
+            bodies[site] = body
+        arrays, halvings = await asyncio.to_thread(aggregate_round, bodies, layout, state.spec.optimizer)
+        parts = (digest_arrays(arrays),)
+        header = step_header(state, region, parts, halvings)
+        blob = await asyncio.to_thread(self._blobs.put_bytes, encode_message("entry", header, arrays))
+        await self.apply(state.id, Aggregated(job.region, job.step, parts, halvings), {header["seq"]: blob})
+
+    async def _average(self, state: RunState, job: AverageFragment, layout: ParameterLayout) -> None:
+        assert state.outer is not None
+        assert state.start is not None
+        assert state.spec.outer is not None
+        fragment = state.outer.fragments[job.fragment]
+        copies = Copies(
+            fragment=job.fragment,
+            start=state.start.parameters,
+            anchor=state.anchors[job.fragment],
+            momentum=state.momenta[job.fragment],
+            regions=tuple(
+                (digest, state.outer.weights[name]) for name, digest in sorted(region_copies(state, fragment).items())
+            ),
+        )
+        anchor, momentum = await asyncio.to_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
+        await self.apply(state.id, Averaged(job.number, job.fragment, anchor, momentum))
+
+
+async def _wait_for(event: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

@@ -1,0 +1,88 @@
+"""Pure: the headers of log entries. Every entry carries the hash of the one before (A2)."""
+
+from typing import Any
+
+import numpy as np
+
+from algorithms.schedule import learning_rate
+from api.payload import digest_json
+from api.schemas import PROTOCOL_VERSION, OptimizerSpec, Position
+from coordinator.records import Region, RunState
+
+__all__ = ["anchor_header", "bits_per_value", "position_after", "start_header", "step_header"]
+
+Header = dict[str, Any]
+_GENESIS = "0" * 64
+
+
+def _common(kind: str, region: Region) -> Header:
+    return {
+        "version": PROTOCOL_VERSION,
+        "kind": kind,
+        "seq": 0 if region.head is None else region.head.seq + 1,
+        "step": region.step,
+        "previous": _GENESIS if region.head is None else region.head.hash,
+    }
+
+
+def position_after(header: Header) -> Position:
+    return Position(seq=header["seq"], hash=digest_json(header))
+
+
+def bits_per_value(optimizer: OptimizerSpec) -> int:
+    return 1 if optimizer.codec == "sign" else 8
+
+
+def start_header(state: RunState, region: Region) -> Header:
+    assert state.layout is not None
+    assert state.start is not None
+    return _common("start", region) | {
+        "layout": state.layout.digest,
+        "parameters": state.start.parameters,
+        "buffers": state.start.buffers,
+    }
+
+
+def step_header(state: RunState, region: Region, parts: tuple[str, ...], halvings: dict[str, int]) -> Header:
+    """The entry that closes the region's round; `parts` is empty if everybody abstained (A7)."""
+    assert state.layout is not None
+    assert region.round is not None
+    round_, optimizer = region.round, state.spec.optimizer
+    lr = learning_rate(
+        round_.step,
+        lr=optimizer.lr,
+        steps=state.spec.steps,
+        warmup=optimizer.warmup,
+        schedule=optimizer.schedule,
+    )
+    decay = float(np.float32(1.0 - lr * optimizer.weight_decay))
+    groups = state.layout.groups
+    return _common("step", region) | {
+        "step": round_.step,
+        "contributors": [
+            {"site": site, "digest": sent.digest, "tokens": sent.tokens, "halvings": halvings[site]}
+            for site, sent in sorted(round_.contributions.items())
+        ],
+        "abstentions": [{"site": site, "reason": reason} for site, reason in sorted(round_.abstentions.items())],
+        "lr": [lr for _ in groups],
+        "decay": [1.0 if group == "no_decay" else decay for group in groups],
+        "k": optimizer.k,
+        "bits": bits_per_value(optimizer),
+        "codec": optimizer.codec,
+        "parts": list(parts),
+    }
+
+
+def anchor_header(
+    region: Region, *, number: int, fragment: int, digest: str, participants: list[tuple[str, str, int]]
+) -> Header:
+    """`participants`: region, digest of its copy, weight in tokens; in region order."""
+    return _common("anchor", region) | {
+        "outer_round": number,
+        "fragment": fragment,
+        "generation": number,
+        "digest": digest,
+        "participants": [
+            {"region": name, "digest": copy, "weight": weight} for name, copy, weight in sorted(participants)
+        ],
+    }

@@ -1,0 +1,65 @@
+"""A round's arithmetic: reads and validates contributions, and aggregates those that a frozen round lists. No I/O."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from algorithms.aggregate import aggregate, norm, outlier_halvings
+from algorithms.codec import pack_update, unpack_contribution
+from algorithms.layout import ParameterLayout
+from algorithms.updates import SparseUpdate
+from api.errors import ConflictError, InvalidError
+from api.payload import decode_message
+from api.schemas import PROTOCOL_VERSION, ContributionHeader, OptimizerSpec
+
+__all__ = ["aggregate_round", "check_header", "read_contribution"]
+
+
+def read_contribution(
+    body: bytes, layout: ParameterLayout, optimizer: OptimizerSpec
+) -> tuple[ContributionHeader, SparseUpdate]:
+    """Header and coefficients of a contribution, everything about them checked.
+
+    Raises:
+        ConflictError: made for another layout or with other settings than the run's.
+        InvalidError: malformed; the detail names the tensor and the reason.
+    """
+    try:
+        raw, arrays = decode_message("contribution", body)
+        header = ContributionHeader.model_validate(raw)
+        check_header(header, layout, optimizer)
+        update = unpack_contribution(arrays, layout, codec=optimizer.codec, k=optimizer.k, absent=header.absent)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise InvalidError("bad_contribution", f"contribution header: {'; '.join(faults[:5])}", errors=faults) from None
+    except ValueError as error:
+        raise InvalidError("bad_contribution", str(error)) from None
+    return header, update
+
+
+def check_header(header: ContributionHeader, layout: ParameterLayout, optimizer: OptimizerSpec) -> None:
+    if header.version != PROTOCOL_VERSION:
+        raise InvalidError("bad_contribution", f"contribution version {header.version}; this is {PROTOCOL_VERSION}")
+    if (header.part, header.parts) != (0, 1):
+        raise InvalidError("one_part", f"part {header.part} of {header.parts}: contributions have one part, number 0")
+    sent = {"layout": header.layout, "codec": header.codec, "k": header.k}
+    wanted = {"layout": layout.digest, "codec": optimizer.codec, "k": optimizer.k}
+    differing = [f"{name} is {sent[name]}, the run's is {wanted[name]}" for name in sent if sent[name] != wanted[name]]
+    if differing:
+        raise ConflictError("settings_differ", f"contribution of {header.site}: {'; '.join(differing)}")
+
+
+def aggregate_round(
+    bodies: Mapping[str, bytes], layout: ParameterLayout, optimizer: OptimizerSpec
+) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+    """The update's packed arrays, and how often each site's contribution was halved as an outlier (rule C6).
+
+    Args:
+        bodies: contribution messages by site, already validated when they arrived.
+    """
+    updates = {site: read_contribution(bodies[site], layout, optimizer)[1] for site in sorted(bodies)}
+    halvings = outlier_halvings([norm(update) for update in updates.values()])
+    update = aggregate(list(updates.values()), layout, halvings)
+    return dict(pack_update(update, layout)), dict(zip(updates, halvings, strict=True))

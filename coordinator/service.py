@@ -1,0 +1,429 @@
+"""CoordinatorService: what the API asks for, in terms of the engine, the store and the blobs."""
+
+import asyncio
+import hashlib
+import math
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+
+import structlog
+from redis.exceptions import RedisError
+
+from algorithms.layout import ParameterLayout
+from api import schemas
+from api.errors import ConflictError, ForbiddenError, GoneError, InvalidError, NotFoundError
+from api.payload import digest_json, encode_message
+from api.schemas import RunStatus
+from api.service import Answer, Principal
+from coordinator.blobs import BlobDirectory
+from coordinator.engine import Engine
+from coordinator.layouts import Layouts
+from coordinator.quorum import waiting_for
+from coordinator.records import (
+    Abstained,
+    Announced,
+    Contributed,
+    FinalReported,
+    LayoutPresented,
+    RunState,
+    Sent,
+    Start,
+    StartRequested,
+    StartUploaded,
+    StopRequested,
+)
+from coordinator.rounds import read_contribution
+from coordinator.settings import Settings
+from coordinator.sites import Sites
+from coordinator.store import Store, hashed
+
+__all__ = ["CoordinatorService"]
+
+_PAGE = 500
+"""Entries in one page of the log."""
+_MESSAGES_KEPT = 16
+
+log = structlog.get_logger()
+
+
+class CoordinatorService:
+    """Implements `api.service.Service`."""
+
+    def __init__(self, store: Store, blobs: BlobDirectory, settings: Settings) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._settings = settings
+        self._layouts = Layouts(blobs)
+        self._engine = Engine(store, blobs, self._layouts)
+        self._sites = Sites(store, self._engine, settings)
+        self._messages: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
+        self._ticked = 0.0
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def keep_ticking(self) -> None:
+        """Looks at leases and unfinished work until cancelled; an unreachable Redis is reported and tried again."""
+        while True:
+            try:
+                await self._sites.expire(await self._store.tick(self._settings.tick_s))
+                for run in await self._store.active_runs():
+                    self._engine.work((await self._store.load(run)).state)
+                self._ticked = asyncio.get_running_loop().time()
+            except RedisError as error:
+                log.warning("redis cannot be reached", error=str(error))
+            await asyncio.sleep(self._settings.tick_s)
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    async def health(self) -> schemas.Health:
+        age = asyncio.get_running_loop().time() - self._ticked
+        stale = age > max(10.0, 10 * self._settings.tick_s)
+        return schemas.Health(status="unavailable" if stale else "ok", detail={"tick_age_s": f"{age:.1f}"})
+
+    async def ready(self) -> schemas.Health:
+        try:
+            await self._store.ping()
+        except RedisError as error:
+            return schemas.Health(status="unavailable", detail={"redis": str(error) or type(error).__name__})
+        return schemas.Health(status="ok", detail=dict.fromkeys(await self._store.warnings(), "warning"))
+
+    async def authenticate(self, token: str) -> Principal | None:
+        found = await self._store.principal(hashed(token))
+        return None if found is None else Principal(**found)
+
+    # --- sites --------------------------------------------------------------------------------------------------------
+
+    async def register_site(self, name: str, registration: schemas.SiteRegistration) -> schemas.Registered:
+        return await self._sites.register(name, registration)
+
+    async def list_sites(self) -> list[schemas.Site]:
+        return await self._sites.all()
+
+    async def site(self, name: str) -> schemas.Site:
+        return await self._sites.get(name)
+
+    async def remove_site(self, name: str) -> None:
+        await self._sites.remove(name)
+
+    async def heartbeat(self, name: str, heartbeat: schemas.Heartbeat, wait: float) -> schemas.HeartbeatReply:
+        return await self._sites.heartbeat(name, heartbeat, wait)
+
+    async def leave(self, name: str) -> None:
+        await self._sites.leave(name)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    async def create_run(self, spec: schemas.RunSpec, idempotency_key: str | None) -> schemas.Run:
+        run = f"{spec.name}-{secrets.token_hex(4)}"
+        if idempotency_key is not None:
+            body = digest_json(spec.model_dump(mode="json"))
+            run, known = (await self._store.remember(idempotency_key, f"{run} {body}")).split()
+            if known != body:
+                raise InvalidError(
+                    "idempotency_key", "this Idempotency-Key came with another body before: use a new one"
+                )
+            with suppress(NotFoundError):
+                return await self.run(run)
+        now = await self._store.now()
+        state = RunState(id=run, spec=spec, created_at=now, since=now)
+        await self._store.create_run(state)
+        return _view(state)
+
+    async def list_runs(self) -> list[schemas.Run]:
+        return [await self.run(run) for run in await self._store.runs()]
+
+    async def run(self, run: str) -> schemas.Run:
+        return _view((await self._store.load(run)).state)
+
+    async def delete_run(self, run: str) -> None:
+        state = (await self._store.load(run)).state
+        if not state.status.terminal and state.status is not RunStatus.PENDING:
+            raise ConflictError("wrong_status", f"run {run} is {state.status}: stop it before you delete it")
+        await self._store.delete_run(state)
+
+    async def start_run(self, run: str) -> schemas.Run:
+        spec = (await self._store.load(run)).state.spec
+        return _view(await self._engine.apply(run, StartRequested(await self._sites.choose(spec))))
+
+    async def stop_run(self, run: str) -> schemas.Run:
+        return _view(await self._engine.apply(run, StopRequested()))
+
+    async def take_seat(self, run: str, site: str, seat: schemas.Seat) -> None:
+        member = (await self._store.load(run)).state.members.get(site)
+        if member is None or member.attempt != seat.attempt:
+            raise ForbiddenError("not_a_member", f"run {run} has no attempt {seat.attempt} of site {site}")
+        principal = {"scope": "ranks", "run": run, "site": site, "attempt": seat.attempt}
+        await self._store.grant(hashed(seat.secret), principal)
+
+    async def join(self, run: str, site: str, request: schemas.JoinRequest) -> schemas.JoinReply:
+        spec = (await self._store.load(run)).state.spec
+        layout = _checked_layout(request.layout, spec)
+        event = LayoutPresented(site, request.attempt, await self._layouts.save(layout))
+        state = await self._engine.apply(run, event)
+        donor = site == state.donor
+        return schemas.JoinReply(layout=layout.digest, upload_start=donor and state.start is None, evaluate=donor)
+
+    async def upload_start(self, run: str, site: str, start: schemas.StartUpload) -> None:
+        state = (await self._store.load(run)).state
+        layout = await self._layouts.of(state)
+        size = self._blobs.size(start.parameters)
+        if size != 4 * layout.parameter_count:
+            raise InvalidError(
+                "wrong_size",
+                f"the parameters have {size} bytes; the layout's {layout.parameter_count} float32 elements take "
+                f"{4 * layout.parameter_count}",
+            )
+        if start.buffers is not None:
+            self._blobs.size(start.buffers)
+        await self._engine.apply(run, StartUploaded(site, Start(parameters=start.parameters, buffers=start.buffers)))
+
+    async def report_final(self, run: str, site: str, report: schemas.FinalReport) -> schemas.FinalReply:
+        event = FinalReported(site, report.seq, report.digest, stored=self._blobs.has(report.digest))
+        state = await self._engine.apply(run, event)
+        wanted = state.spec.outer is None and site == state.donor and not event.stored
+        return schemas.FinalReply(upload=wanted)
+
+    async def model(self, run: str) -> schemas.Model:
+        state = (await self._store.load(run)).state
+        if state.status is not RunStatus.SUCCEEDED:
+            raise ConflictError(
+                "no_model", f"run {run} is {state.status}: the trained model is there once it succeeded"
+            )
+        digest = state.members[state.donor].final
+        assert digest is not None
+        blobs = [anchor for anchor in state.anchors if anchor is not None] if state.spec.outer else [digest]
+        layout = await self._layouts.of(state)
+        return schemas.Model(run=run, step=state.step, digest=digest, layout=layout.to_json(), blobs=blobs)
+
+    async def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
+        await self._store.load(run)
+        return await self._store.outer_rounds(run)
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    async def contribute(
+        self, run: str, region: str, step: int, site: str, part: int, body: bytes, wait: float
+    ) -> Answer:
+        state = (await self._store.load(run)).state
+        digest = hashlib.sha256(body).hexdigest()
+        if _closed(state, region, step):
+            return await self._answer_closed(run, region, step, site, digest)
+        layout = await self._layouts.of(state)
+        header, _ = await asyncio.to_thread(read_contribution, body, layout, state.spec.optimizer)
+        _same_place(header, run=run, region=region, step=step, site=site, part=part)
+        await self._store.put_payload(run, digest, body)
+        sent = Sent(digest=digest, tokens=header.tokens)
+        return await self._take_in(run, Contributed(site, region, step, header.position, sent), digest, wait)
+
+    async def abstain(
+        self, run: str, region: str, step: int, site: str, abstention: schemas.Abstention, wait: float
+    ) -> Answer:
+        state = (await self._store.load(run)).state
+        if _closed(state, region, step):
+            return await self._answer_closed(run, region, step, site, None)
+        event = Abstained(site, region, step, abstention.position, abstention.reason)
+        return await self._take_in(run, event, None, wait)
+
+    async def _take_in(self, run: str, event: Contributed | Abstained, digest: str | None, wait: float) -> Answer:
+        try:
+            await self._engine.apply(run, event)
+        except GoneError as error:
+            if error.code == "closed_without_you":  # the same bytes, sent twice, closed the round meanwhile
+                return await self._answer_closed(run, event.region, event.step, event.site, digest)
+            raise
+        return await self._await_update(run, event.region, event.step, wait)
+
+    async def _await_update(self, run: str, region: str, step: int, wait: float) -> Answer:
+        def over(state: RunState) -> bool:
+            return _closed(state, region, step) or state.status is not RunStatus.RUNNING
+
+        state = await self._engine.wait(run, over, wait)
+        if not _closed(state, region, step):
+            if state.status.terminal or state.status is RunStatus.STOPPING:
+                raise GoneError("run_ended", f"run {run} is {state.status}: {state.ended_because}")
+            return Answer(None, waiting_for(state))
+        seq = await self._store.seq_of_step(run, region, step)
+        assert seq is not None
+        return Answer(await self._message(run, region, seq))
+
+    async def _answer_closed(self, run: str, region: str, step: int, site: str, digest: str | None) -> Answer:
+        """The update, if the entry lists what the site sent (A1); `digest` None: if it abstained."""
+        seq = await self._store.seq_of_step(run, region, step)
+        assert seq is not None
+        (header,) = await self._store.entries(run, region, seq, seq + 1)
+        if digest is None:
+            listed = any(abstention["site"] == site for abstention in header["abstentions"])
+        else:
+            listed = any((sent["site"], sent["digest"]) == (site, digest) for sent in header["contributors"])
+        if not listed:
+            raise GoneError(
+                "closed_without_you",
+                f"the round of step {step} is closed and does not list what {site} sent: take its entry {seq} instead",
+                context={"seq": seq},
+            )
+        return Answer(await self._message(run, region, seq))
+
+    async def update(self, run: str, region: str, step: int, part: int, wait: float) -> Answer:
+        _only_part(part)
+        state = (await self._store.load(run)).state
+        _known_region(state, region)
+        return await self._await_update(run, region, step, wait)
+
+    # --- the log ------------------------------------------------------------------------------------------------------
+
+    async def log(self, run: str, region: str, start: int, stop: int | None, wait: float) -> schemas.LogPage:
+        def over(state: RunState) -> bool:
+            head = state.regions[region].head
+            return state.status.terminal or (head is not None and head.seq >= start)
+
+        _known_region((await self._store.load(run)).state, region)
+        state = await self._engine.wait(run, over, wait)
+        end = start + _PAGE if stop is None else min(stop, start + _PAGE)
+        headers = await self._store.entries(run, region, start, end)
+        return schemas.LogPage(items=headers, head=state.regions[region].head, ended=state.status.terminal)
+
+    async def entry(self, run: str, region: str, seq: int, part: int) -> bytes:
+        _only_part(part)
+        _known_region((await self._store.load(run)).state, region)
+        return await self._message(run, region, seq)
+
+    async def _message(self, run: str, region: str, seq: int) -> bytes:
+        key = (run, region, seq)
+        if key not in self._messages:
+            headers = await self._store.entries(run, region, seq, seq + 1)
+            if not headers:
+                raise NotFoundError(
+                    "entry_not_found", f"the log of region {region} in run {run} has no entry {seq} yet"
+                )
+            blob = await self._store.message_blob(run, region, seq)
+            if blob is None:
+                self._messages[key] = encode_message("entry", headers[0], {})
+            else:
+                self._messages[key] = await asyncio.to_thread(self._blobs.path(blob).read_bytes)
+            while len(self._messages) > _MESSAGES_KEPT:
+                self._messages.popitem(last=False)
+        return self._messages[key]
+
+    async def announce(
+        self, run: str, number: int, fragment: int, site: str, announcement: schemas.Announcement, wait: float
+    ) -> schemas.AnnouncementReply:
+        def open_or_over(state: RunState) -> bool:
+            opened = state.outer_rounds + (state.outer is not None)
+            return opened >= number or state.status is not RunStatus.RUNNING
+
+        await self._engine.wait(run, open_or_over, wait)
+        digest = announcement.digest
+        event = Announced(site, number, fragment, digest, stored=self._blobs.has(digest))
+        state = await self._engine.apply(run, event)
+        outer = state.outer
+        if outer is None or outer.number != number or digest in outer.fragments[fragment].stored:
+            return schemas.AnnouncementReply(upload=False)
+        copies = outer.fragments[fragment].copies
+        first = next(holder for holder, copy in copies.items() if copy == digest)
+        return schemas.AnnouncementReply(upload=first == site)
+
+    # --- blobs --------------------------------------------------------------------------------------------------------
+
+    async def put_blob(self, digest: str, body: AsyncIterator[bytes]) -> bool:
+        return await self._blobs.put(digest, body)
+
+    async def blob_size(self, digest: str) -> int:
+        return self._blobs.size(digest)
+
+    async def blob(self, digest: str) -> AsyncIterator[bytes]:
+        return await self._blobs.open(digest)
+
+    # --- metrics ------------------------------------------------------------------------------------------------------
+
+    async def add_metrics(self, run: str, report: schemas.MetricReport) -> None:
+        now = await self._store.now()
+        await self._store.load(run)
+        points = [
+            schemas.StoredPoint(site=report.site, step=point.step, at=now, values=_finite(point.values))
+            for point in report.points
+        ]
+        await self._store.add_metrics(run, points)
+
+    async def metrics(self, run: str, max_points: int) -> list[schemas.StoredPoint]:
+        """At most `max_points`, evenly spaced, the last ones always among them."""
+        await self._store.load(run)
+        return _thinned(await self._store.metrics(run), max_points)
+
+
+def _finite(values: dict[str, float | None]) -> dict[str, float | None]:
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
+
+
+def _thinned(points: Sequence[schemas.StoredPoint], most: int) -> list[schemas.StoredPoint]:
+    """Every n-th point of each site, counted from its last one."""
+    stride = math.ceil(len(points) / most) if points else 1
+    by_site: dict[str, list[schemas.StoredPoint]] = {}
+    for point in points:
+        by_site.setdefault(point.site, []).append(point)
+    kept = [point for own in by_site.values() for point in own[(len(own) - 1) % stride :: stride]]
+    return sorted(kept, key=lambda point: (point.step, point.site))
+
+
+def _closed(state: RunState, region: str, step: int) -> bool:
+    _known_region(state, region)
+    return 1 <= step <= state.regions[region].step
+
+
+def _known_region(state: RunState, region: str) -> None:
+    if region not in state.regions:
+        there = ", ".join(state.regions) or "none before it is started"
+        raise NotFoundError("region_not_found", f"run {state.id} has no region {region!r}; its regions: {there}")
+
+
+def _only_part(part: int) -> None:
+    if part != 0:
+        raise NotFoundError("part_not_found", f"part {part}: entries have one part, number 0")
+
+
+def _same_place(header: schemas.ContributionHeader, **place: str | int) -> None:
+    named = {name: getattr(header, name) for name in place}
+    if named != place:
+        raise InvalidError("other_place", f"the contribution's header says {named}, its URL {place}")
+
+
+def _checked_layout(value: dict[str, object], spec: schemas.RunSpec) -> ParameterLayout:
+    try:
+        layout = ParameterLayout.from_json(value)
+        if layout.chunk != spec.optimizer.chunk:
+            raise ValueError(f"the layout has chunk {layout.chunk}, the run's spec {spec.optimizer.chunk}")
+        if spec.outer is not None:
+            layout.fragments(spec.outer.fragments)
+    except ValueError as error:
+        raise InvalidError("bad_layout", f"layout: {error}") from None
+    return layout
+
+
+def _view(state: RunState) -> schemas.Run:
+    return schemas.Run(
+        id=state.id,
+        spec=state.spec,
+        status=state.status,
+        reason=waiting_for(state),
+        since=state.since,
+        created_at=state.created_at,
+        step=state.step,
+        outer_rounds=state.outer_rounds,
+        members=[
+            schemas.MemberView(
+                site=member.site,
+                region=member.region,
+                attempt=member.attempt,
+                ready=member.ready,
+                digest=member.final,
+            )
+            for member in state.members.values()
+        ],
+        regions=[
+            schemas.RegionView(name=region.name, step=region.step, head=region.head, tokens=region.tokens)
+            for region in state.regions.values()
+        ],
+        alarms=list(state.alarms),
+    )

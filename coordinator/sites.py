@@ -1,0 +1,189 @@
+"""Sites: registration, leases and heartbeats. What a site should run follows from the runs, at every heartbeat anew."""
+
+import asyncio
+from datetime import datetime, timedelta
+
+from api import schemas
+from api.errors import ConflictError, NotFoundError, UpgradeRequiredError
+from api.schemas import ProcessState, RunStatus, SiteStatus
+from coordinator.engine import Engine
+from coordinator.records import ProcessesGone, RunState, SiteLost
+from coordinator.settings import Settings
+from coordinator.store import SiteRecord, Store, hashed
+
+__all__ = ["Sites"]
+
+
+class Sites:
+    def __init__(self, store: Store, engine: Engine, settings: Settings) -> None:
+        self._store = store
+        self._engine = engine
+        self._settings = settings
+
+    # --- registration -------------------------------------------------------------------------------------------------
+
+    async def register(self, name: str, registration: schemas.SiteRegistration) -> schemas.Registered:
+        """Takes a site in; again with the same secret, it only updates what the site says of itself (C9)."""
+        if registration.protocol_version not in schemas.SUPPORTED_PROTOCOLS:
+            raise UpgradeRequiredError(
+                "protocol_version",
+                f"site {name} speaks protocol {registration.protocol_version}, this coordinator "
+                f"{list(schemas.SUPPORTED_PROTOCOLS)}: install the same isthmus release at both",
+            )
+        known = await self._store.find_site(name)
+        secret_hash = hashed(registration.secret)
+        if known is not None and known.secret_hash != secret_hash:
+            raise ConflictError(
+                "name_taken",
+                f"another agent has registered as {name!r}: choose another name, keep that agent's data directory, or "
+                f"remove the site first (`isthmus site remove {name}`)",
+            )
+        now = await self._store.now()
+        record = SiteRecord(
+            name=name,
+            region=registration.region,
+            tasks=registration.tasks,
+            ranks=registration.ranks,
+            secret_hash=secret_hash,
+            registered_at=known.registered_at if known else now,
+        )
+        await self._store.save_site(record)
+        await self._store.grant(secret_hash, {"scope": "site", "site": name})
+        until = await self._renew(name, now)
+        return schemas.Registered(
+            site=_view(record, until, now), lease_s=self._settings.lease_s, heartbeat_s=self._settings.heartbeat_s
+        )
+
+    async def _renew(self, name: str, now: datetime) -> datetime:
+        until = now + timedelta(seconds=self._settings.lease_s)
+        await self._store.renew_lease(name, until)
+        return until
+
+    async def all(self) -> list[schemas.Site]:
+        now, leases = await self._store.now(), await self._store.leases()
+        return [_view(record, leases.get(record.name), now) for record in await self._store.sites()]
+
+    async def get(self, name: str) -> schemas.Site:
+        record = await self._record(name)
+        return _view(record, (await self._store.leases()).get(name), await self._store.now())
+
+    async def _record(self, name: str) -> SiteRecord:
+        record = await self._store.find_site(name)
+        if record is None:
+            raise NotFoundError("site_not_found", f"there is no site {name!r}; `isthmus site list` shows the sites")
+        return record
+
+    async def remove(self, name: str) -> None:
+        record = await self._record(name)
+        runs = [state.id for state in await self._active(name)]
+        if runs:
+            raise ConflictError("site_in_use", f"site {name} is a member of {', '.join(runs)}; stop that first")
+        await self._store.remove_site(record)
+
+    async def leave(self, name: str) -> None:
+        """The agent is going: its runs cannot go on without it."""
+        record = await self._record(name)
+        await self._store.save_site(record.model_copy(update={"left": True}))
+        await self._store.end_lease(name)
+        for state in await self._active(name):
+            await self._engine.apply(state.id, SiteLost(name, "its agent was stopped"))
+
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+
+    async def heartbeat(self, name: str, heartbeat: schemas.Heartbeat, wait: float) -> schemas.HeartbeatReply:
+        """Renews the lease, takes in what became of the processes, and answers what should run.
+
+        Waits while that is what runs already.
+        """
+        record = await self._record(name)
+        if record.left:
+            await self._store.save_site(record.model_copy(update={"left": False}))
+        await self._renew(name, await self._store.now())
+        await self._take_in(name, heartbeat)
+        known = {(process.run, process.attempt) for process in heartbeat.processes}
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        while True:
+            assignments = [_assignment(state, name) for state in await self._active(name) if _wanted(state)]
+            remaining = deadline - loop.time()
+            differs = {(assignment.run, assignment.attempt) for assignment in assignments} != known
+            if differs or remaining <= 0 or self._engine.closing:
+                return schemas.HeartbeatReply(assignments=assignments, lease_s=self._settings.lease_s)
+            await self._engine.wait_for_status(remaining)
+
+    async def _take_in(self, name: str, heartbeat: schemas.Heartbeat) -> None:
+        reports = {process.run: process for process in heartbeat.processes}
+        for state in await self._active(name):
+            report = reports.get(state.id)
+            exited = report is not None and report.state is ProcessState.EXITED
+            if report is not None and exited:
+                gone = ProcessesGone(name, report.exit_code, report.rank, report.detail)
+                await self._engine.apply(state.id, gone)
+            elif report is None and state.status is RunStatus.STOPPING:
+                await self._engine.apply(state.id, ProcessesGone(name))
+
+    async def _active(self, name: str) -> list[RunState]:
+        states = [(await self._store.load(run)).state for run in await self._store.active_runs()]
+        return [state for state in states if name in state.members]
+
+    async def expire(self, now: datetime) -> None:
+        """Takes note of every site whose lease is over."""
+        leases = await self._store.leases()
+        for run in await self._store.active_runs():
+            state = (await self._store.load(run)).state
+            for site in state.members:
+                until = leases.get(site)
+                if until is not None and until < now:
+                    because = f"no heartbeat for more than {self._settings.lease_s:g} s"
+                    await self._engine.apply(run, SiteLost(site, because))
+
+    # --- choosing sites for a run -------------------------------------------------------------------------------------
+
+    async def choose(self, spec: schemas.RunSpec) -> dict[str, str]:
+        """Region by site for a run that is about to start.
+
+        Raises:
+            ConflictError: a named site is unknown, away or unwilling; or no site is there at all.
+        """
+        there = {site.name: site for site in await self.all()}
+        names = spec.sites or [site.name for site in there.values() if site.status is SiteStatus.ONLINE]
+        faults = []
+        for name in names:
+            if name not in there:
+                faults.append(f"site {name} is not registered")
+            elif there[name].status is not SiteStatus.ONLINE:
+                faults.append(f"site {name} is {there[name].status}")
+            elif spec.task not in there[name].tasks:
+                faults.append(
+                    f"site {name} does not allow task {spec.task!r}; it allows {', '.join(there[name].tasks)}"
+                )
+        if not names:
+            faults.append("no site is online: start an agent with `isthmus agent`")
+        if faults:
+            raise ConflictError("sites_not_ready", "the run cannot start: " + "; ".join(faults), errors=faults)
+        return {name: there[name].region for name in names}
+
+
+def _wanted(state: RunState) -> bool:
+    return state.status in (RunStatus.STARTING, RunStatus.RUNNING)
+
+
+def _assignment(state: RunState, name: str) -> schemas.Assignment:
+    member = state.members[name]
+    return schemas.Assignment(run=state.id, attempt=member.attempt, region=member.region, task=state.spec.task)
+
+
+def _view(record: SiteRecord, until: datetime | None, now: datetime) -> schemas.Site:
+    if record.left:
+        status = SiteStatus.LEFT
+    else:
+        status = SiteStatus.ONLINE if until is not None and until >= now else SiteStatus.LOST
+    return schemas.Site(
+        name=record.name,
+        region=record.region,
+        tasks=record.tasks,
+        ranks=record.ranks,
+        status=status,
+        registered_at=record.registered_at,
+        lease_until=until or record.registered_at,
+    )

@@ -1,0 +1,275 @@
+"""Redis: run state by compare-and-set, logs, contributions of open rounds, sites, leases, tokens, metrics.
+
+One Lua call commits a transition: the new state under its version and everything that goes with it. Nothing here
+decides anything. Any Redis-compatible server from 6.2 on will do.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from api import schemas
+from api.errors import NotFoundError
+from api.payload import canonical_json
+from api.schemas import RunStatus
+from coordinator.records import Record, RunState
+from coordinator.state import Transition
+
+__all__ = ["SiteRecord", "Store", "Versioned"]
+
+_ORPHAN_S = 3600
+"""Seconds after which a payload that no committed state refers to is dropped."""
+
+# KEYS[1]: the run; ARGV: expected version, new state, operations as JSON. Answers 1, or 0 for a lost race.
+_COMMIT = """
+if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'version', ARGV[1] + 1, 'state', ARGV[2])
+for _, operation in ipairs(cjson.decode(ARGV[3])) do redis.call(unpack(operation)) end
+return 1
+"""
+
+# KEYS: last tick, leases. ARGV: interval in ms. After an outage all leases shift by its length (A6). Answers ms.
+_TICK = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local last = tonumber(redis.call('GET', KEYS[1]) or now)
+redis.call('SET', KEYS[1], math.max(now, last))
+local gap = now - last
+if gap > 2 * ARGV[1] then
+  for _, site in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do redis.call('ZINCRBY', KEYS[2], gap, site) end
+end
+return now
+"""
+
+
+@dataclass(frozen=True)
+class Versioned:
+    """A run's state and the version that a commit must find unchanged."""
+
+    state: RunState
+    version: int
+
+
+class SiteRecord(Record):
+    name: str
+    region: str
+    tasks: list[str]
+    ranks: int
+    secret_hash: str
+    registered_at: datetime
+    left: bool = False
+
+
+def hashed(secret: str) -> str:
+    """What is stored of a token: SHA-256 suffices, since tokens are long and random."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class Store:
+    """All access to Redis. Methods raise `redis.exceptions.RedisError` when it cannot be reached."""
+
+    def __init__(self, url: str) -> None:
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url, max_connections=64, timeout=10, health_check_interval=15, socket_connect_timeout=5
+        )
+        self._redis: Any = redis.asyncio.Redis(connection_pool=pool)
+        self._commit = self._redis.register_script(_COMMIT)
+        self._tick = self._redis.register_script(_TICK)
+
+    async def close(self) -> None:
+        await self._redis.aclose(close_connection_pool=True)
+
+    async def ping(self) -> None:
+        await self._redis.ping()
+
+    async def warnings(self) -> list[str]:
+        """What this server promises less than needed: durability and no eviction."""
+        found = []
+        try:
+            config = await self._redis.config_get("append*", "maxmemory-policy")
+        except RedisError as error:
+            return [f"cannot read the Redis configuration ({error}); make sure that it persists and never evicts"]
+        if (config.get("appendonly"), config.get("appendfsync")) != ("yes", "always"):
+            found.append("Redis does not run with appendonly yes and appendfsync always: a crash may lose rounds")
+        if config.get("maxmemory-policy") != "noeviction":
+            found.append("Redis may evict keys: set maxmemory-policy noeviction")
+        return found
+
+    async def now(self) -> datetime:
+        seconds, microseconds = await self._redis.time()
+        return datetime.fromtimestamp(seconds + microseconds / 1e6, UTC)
+
+    async def tick(self, interval_s: float) -> datetime:
+        """Redis TIME, after shifting all leases if nobody had ticked for more than two intervals."""
+        ms = await self._tick(keys=["tick", "leases"], args=[int(interval_s * 1000)])
+        return datetime.fromtimestamp(ms / 1000, UTC)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    async def create_run(self, state: RunState) -> None:
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hset(_run(state.id), mapping={"version": 0, "state": state.model_dump_json()})
+        pipe.zadd("runs", {state.id: state.created_at.timestamp()})
+        await pipe.execute()
+
+    async def load(self, run: str) -> Versioned:
+        version, state = await self._redis.hmget(_run(run), "version", "state")
+        if state is None:
+            raise NotFoundError(
+                "run_not_found", f"there is no run {run!r}; `isthmus run list` shows the runs there are"
+            )
+        return Versioned(RunState.model_validate_json(state), int(version))
+
+    async def runs(self) -> list[str]:
+        """Newest first."""
+        return [run.decode() for run in await self._redis.zrevrange("runs", 0, -1)]
+
+    async def active_runs(self) -> list[str]:
+        """Started, and not at an end."""
+        return sorted(run.decode() for run in await self._redis.smembers("active"))
+
+    async def commit(self, before: Versioned, after: Transition, messages: dict[int, str] | None = None) -> bool:
+        """Replaces the state, unless somebody else did; `messages`: blob of an entry's message, by seq."""
+        state = after.state
+        operations: list[list[Any]] = []
+        for region, header in after.entries:
+            operations.append(["RPUSH", _log(state.id, region), canonical_json(header)])
+            if header["kind"] == "step":
+                operations.append(["HSET", _steps(state.id, region), header["step"], header["seq"]])
+            if messages and header["seq"] in messages:
+                operations.append(["HSET", _messages(state.id, region), header["seq"], messages[header["seq"]]])
+        for _, round_ in after.closed:
+            operations += [["DEL", _payload(state.id, sent.digest)] for sent in round_.contributions.values()]
+        for digest in _contributions(state) - _contributions(before.state):
+            operations.append(["PERSIST", _payload(state.id, digest)])
+        if state.status.terminal:
+            operations.append(["SREM", "active", state.id])
+        elif state.status is not RunStatus.PENDING:
+            operations.append(["SADD", "active", state.id])
+        if after.outer_round is not None:
+            operations.append(["RPUSH", f"outer-rounds:{state.id}", after.outer_round.model_dump_json()])
+        arguments: list[str | int] = [before.version, state.model_dump_json(), json.dumps(operations)]
+        return bool(await self._commit(keys=[_run(state.id)], args=arguments))
+
+    async def delete_run(self, state: RunState) -> None:
+        keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}"]
+        for region in state.regions:
+            keys += [_log(state.id, region), _steps(state.id, region), _messages(state.id, region)]
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.zrem("runs", state.id)
+        pipe.delete(*keys)
+        await pipe.execute()
+
+    async def remember(self, key: str, value: str) -> str:
+        """The value first stored under an idempotency key: this one, or an earlier one."""
+        name = f"idempotency:{hashed(key)}"
+        await self._redis.set(name, value, nx=True, ex=86_400)
+        return str((await self._redis.get(name)).decode())
+
+    # --- rounds and logs ----------------------------------------------------------------------------------------------
+
+    async def put_payload(self, run: str, digest: str, body: bytes) -> None:
+        """Kept for good only once a committed state refers to it (A5)."""
+        await self._redis.set(_payload(run, digest), body, ex=_ORPHAN_S, nx=True)
+
+    async def payload(self, run: str, digest: str) -> bytes | None:
+        body: bytes | None = await self._redis.get(_payload(run, digest))
+        return body
+
+    async def entries(self, run: str, region: str, start: int, stop: int) -> list[dict[str, Any]]:
+        """Headers of entries start..stop-1, as far as there are."""
+        return [json.loads(line) for line in await self._redis.lrange(_log(run, region), start, stop - 1)]
+
+    async def seq_of_step(self, run: str, region: str, step: int) -> int | None:
+        seq = await self._redis.hget(_steps(run, region), step)
+        return None if seq is None else int(seq)
+
+    async def message_blob(self, run: str, region: str, seq: int) -> str | None:
+        blob = await self._redis.hget(_messages(run, region), seq)
+        return None if blob is None else blob.decode()
+
+    async def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
+        lines = await self._redis.lrange(f"outer-rounds:{run}", 0, -1)
+        return [schemas.OuterRound.model_validate_json(line) for line in lines]
+
+    # --- sites, leases, tokens ----------------------------------------------------------------------------------------
+
+    async def save_site(self, site: SiteRecord) -> None:
+        await self._redis.hset("sites", site.name, site.model_dump_json())
+
+    async def find_site(self, name: str) -> SiteRecord | None:
+        line = await self._redis.hget("sites", name)
+        return None if line is None else SiteRecord.model_validate_json(line)
+
+    async def sites(self) -> list[SiteRecord]:
+        lines = await self._redis.hgetall("sites")
+        return sorted((SiteRecord.model_validate_json(line) for line in lines.values()), key=lambda site: site.name)
+
+    async def remove_site(self, site: SiteRecord) -> None:
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hdel("sites", site.name)
+        pipe.zrem("leases", site.name)
+        pipe.delete(f"token:{site.secret_hash}")
+        await pipe.execute()
+
+    async def renew_lease(self, site: str, until: datetime) -> None:
+        await self._redis.zadd("leases", {site: int(until.timestamp() * 1000)})
+
+    async def leases(self) -> dict[str, datetime]:
+        pairs = await self._redis.zrange("leases", 0, -1, withscores=True)
+        return {site.decode(): datetime.fromtimestamp(ms / 1000, UTC) for site, ms in pairs}
+
+    async def end_lease(self, site: str) -> None:
+        await self._redis.zrem("leases", site)
+
+    async def grant(self, secret_hash: str, principal: dict[str, Any]) -> None:
+        await self._redis.set(f"token:{secret_hash}", canonical_json(principal))
+
+    async def principal(self, secret_hash: str) -> dict[str, Any] | None:
+        line = await self._redis.get(f"token:{secret_hash}")
+        return None if line is None else json.loads(line)
+
+    # --- metrics ------------------------------------------------------------------------------------------------------
+
+    async def add_metrics(self, run: str, points: Sequence[schemas.StoredPoint]) -> None:
+        if points:
+            await self._redis.rpush(f"metrics:{run}", *(point.model_dump_json() for point in points))
+
+    async def metrics(self, run: str) -> list[schemas.StoredPoint]:
+        lines = await self._redis.lrange(f"metrics:{run}", 0, -1)
+        return [schemas.StoredPoint.model_validate_json(line) for line in lines]
+
+
+def _contributions(state: RunState) -> set[str]:
+    return {
+        sent.digest
+        for region in state.regions.values()
+        if region.round is not None
+        for sent in region.round.contributions.values()
+    }
+
+
+def _run(run: str) -> str:
+    return f"run:{run}"
+
+
+def _log(run: str, region: str) -> str:
+    return f"log:{run}:{region}"
+
+
+def _steps(run: str, region: str) -> str:
+    return f"steps:{run}:{region}"
+
+
+def _messages(run: str, region: str) -> str:
+    return f"messages:{run}:{region}"
+
+
+def _payload(run: str, digest: str) -> str:
+    return f"payload:{run}:{digest}"
