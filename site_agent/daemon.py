@@ -1,0 +1,180 @@
+"""The agent of a site: registers, heartbeats, and runs what it is assigned. It never accepts connections."""
+
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from api.client import CoordinatorClient, UnreachableError
+from api.errors import NotFoundError, ProblemError, UnauthorizedError
+from api.schemas import (
+    PROTOCOL_VERSION,
+    Assignment,
+    Heartbeat,
+    HeartbeatReply,
+    ProcessReport,
+    ProcessState,
+    RunStatus,
+    Seat,
+    SiteRegistration,
+)
+from site_agent.settings import Session, Settings
+from site_agent.supervisor import RankGroup
+
+__all__ = ["Daemon"]
+
+_BUSY_WAIT_S = 1.0
+"""Longest heartbeat poll while ranks run: so soon is their end reported."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class _Running:
+    assignment: Assignment
+    group: RankGroup
+
+
+@dataclass(frozen=True)
+class _Finishing:
+    """Ranks of a run that succeeded: what the training script does after its loop may take until `deadline`."""
+
+    group: RankGroup
+    deadline: float
+
+
+class Daemon:
+    """One per site. `serve` returns when it is interrupted; everything it started is gone then."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._directory = settings.directory
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._secret = _own_secret(self._directory / "secret")
+        self._client = CoordinatorClient(settings.coordinator, self._secret, patience=10.0)
+        self._heartbeat_s = 5.0
+        self._running: dict[tuple[str, int], _Running] = {}
+        self._finishing: list[_Finishing] = []
+
+    def serve(self) -> None:
+        """Until SystemExit or KeyboardInterrupt is raised in it by a signal handler."""
+        try:
+            self._register()
+            while True:
+                reply = self._beat()
+                if reply is not None:
+                    self._follow(reply)
+        finally:
+            self._leave()
+
+    # --- the coordinator ----------------------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        registration = SiteRegistration(
+            protocol_version=PROTOCOL_VERSION,
+            secret=self._secret,
+            region=self._settings.region,
+            tasks=list(self._settings.tasks),
+            ranks=self._settings.ranks,
+        )
+        with CoordinatorClient(self._settings.coordinator, self._settings.read_join_token()) as client:
+            self._heartbeat_s = client.register_site(self._settings.name, registration).heartbeat_s
+        log.info("registered", site=self._settings.name, coordinator=self._settings.coordinator)
+
+    def _beat(self) -> HeartbeatReply | None:
+        """One heartbeat; None if the coordinator cannot be reached, which stops nothing here."""
+        reports = [self._report(running) for running in self._running.values()]
+        wait = min(_BUSY_WAIT_S, self._heartbeat_s) if reports else self._heartbeat_s
+        try:
+            return self._client.heartbeat(self._settings.name, Heartbeat(processes=reports), wait)
+        except UnreachableError as error:
+            log.warning("coordinator cannot be reached, going on", error=str(error))
+        except (NotFoundError, UnauthorizedError):
+            log.warning("the coordinator does not know this site any more, registering again")
+            self._register()
+        return None
+
+    @staticmethod
+    def _report(running: _Running) -> ProcessReport:
+        run, attempt = running.assignment.run, running.assignment.attempt
+        ended = running.group.poll()
+        if ended is None:
+            return ProcessReport(run=run, attempt=attempt, state=ProcessState.RUNNING)
+        return ProcessReport(
+            run=run,
+            attempt=attempt,
+            state=ProcessState.EXITED,
+            exit_code=ended.code,
+            rank=ended.rank,
+            detail=ended.detail,
+        )
+
+    def _leave(self) -> None:
+        try:
+            self._client.leave(self._settings.name)
+        except (ProblemError, UnreachableError) as error:
+            log.warning("could not say that this site leaves", error=str(error))
+        for group in [*(r.group for r in self._running.values()), *(f.group for f in self._finishing)]:
+            group.stop(self._settings.grace_s)
+        self._client.close()
+        log.info("left", site=self._settings.name)
+
+    # --- assignments --------------------------------------------------------------------------------------------------
+
+    def _follow(self, reply: HeartbeatReply) -> None:
+        """Starts what is missing, stops what is extra."""
+        wanted = {(assignment.run, assignment.attempt): assignment for assignment in reply.assignments}
+        for key in self._running.keys() - wanted.keys():
+            self._release(key[0], self._running.pop(key).group)
+        self._finishing = [finishing for finishing in self._finishing if not self._finished(finishing)]
+        for key in wanted.keys() - self._running.keys():
+            self._running[key] = _Running(wanted[key], self._start(wanted[key]))
+
+    def _release(self, run: str, group: RankGroup) -> None:
+        """Ranks of a run that succeeded may finish; others are stopped."""
+        if self._client.run(run).status is RunStatus.SUCCEEDED:
+            self._finishing.append(_Finishing(group, time.monotonic() + self._settings.finish_s))
+        else:
+            log.info("stopping", run=run)
+            group.stop(self._settings.grace_s)
+
+    def _finished(self, finishing: _Finishing) -> bool:
+        if finishing.group.poll() is None and time.monotonic() < finishing.deadline:
+            return False
+        finishing.group.stop(self._settings.grace_s)
+        return True
+
+    def _start(self, assignment: Assignment) -> RankGroup:
+        task = self._settings.tasks[assignment.task]
+        secret = secrets.token_urlsafe(32)
+        self._client.take_seat(assignment.run, self._settings.name, Seat(attempt=assignment.attempt, secret=secret))
+        folder = self._directory / "runs" / assignment.run / str(assignment.attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        session = Session(
+            coordinator=self._settings.coordinator,
+            secret=secret,
+            run=assignment.run,
+            attempt=assignment.attempt,
+            site=self._settings.name,
+            region=assignment.region,
+        )
+        _write_private(folder / "session.json", session.model_dump_json())
+        log.info("starting", run=assignment.run, task=task.name, ranks=self._settings.ranks, logs=str(folder))
+        environment = {"ISTHMUS_SESSION_FILE": str(folder / "session.json")}
+        return RankGroup(task.command, self._settings.ranks, folder, environment)
+
+
+def _own_secret(path: Path) -> str:
+    """What this site is known by, made once and kept (rule C9)."""
+    if not path.exists():
+        _write_private(path, secrets.token_urlsafe(32))
+    return path.read_text()
+
+
+def _write_private(path: Path, text: str) -> None:
+    draft = path.with_suffix(".draft")
+    draft.touch(0o600)
+    draft.write_text(text)
+    draft.replace(path)

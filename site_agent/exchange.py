@@ -1,0 +1,142 @@
+"""One inner step: gather inside the site, one round trip to the coordinator, share inside the site."""
+
+import time
+from collections.abc import Sequence
+
+from algorithms import DeMo
+from algorithms.codec import pack_contribution, unpack_contribution
+from algorithms.demo import StepEntry
+from algorithms.updates import SparseUpdate, merge
+from api.client import CoordinatorClient
+from api.errors import GoneError
+from api.payload import decode_message, encode_message
+from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader
+from site_agent.local_ranks import LocalRanks
+from site_agent.replica import Replica
+from site_agent.settings import Session
+
+__all__ = ["Exchange"]
+
+WAIT_S = 25.0
+"""Of one poll."""
+
+_ABSTAINS = b""
+_ENDED = b""
+
+
+class Exchange:
+    """The `exchange` of a site's DeMo, the same at every rank; only rank 0 has a client.
+
+    `ended` is set, and the step changes nothing, once the run has ended at the coordinator.
+    """
+
+    def __init__(self, session: Session, ranks: LocalRanks, client: CoordinatorClient | None) -> None:
+        self.ended = False
+        self.step = 0
+        self.tokens = 0
+        """Of this rank since the last step."""
+        self.wait_s = 0.0
+        """Spent waiting for the coordinator, so far."""
+        self._session = session
+        self._ranks = ranks
+        self._client = client
+
+    def attach(self, optimizer: DeMo, replica: Replica) -> None:
+        self._optimizer = optimizer
+        self._replica = replica
+
+    def __call__(self, contribution: SparseUpdate | None) -> StepEntry:
+        """The entry of the next step, after contributing, or abstaining with None."""
+        shards = self._ranks.gather(self._pack(contribution))
+        message = self._ranks.share(self._round_trip(shards) if self._client is not None else None)
+        self.tokens = 0
+        if message == _ENDED:
+            self.ended = True
+            return StepEntry(update=None, lr=self._no_rates(), decay=self._no_rates(), listed=False)
+        self.step += 1
+        return self._replica.read_step(message)
+
+    def _no_rates(self) -> tuple[float, ...]:
+        return (0.0,) * len(self._optimizer.param_groups)
+
+    # --- contributions ------------------------------------------------------------------------------------------------
+
+    def _pack(self, contribution: SparseUpdate | None) -> bytes:
+        """This rank's part: its chunks, and its tokens."""
+        if contribution is None:
+            return _ABSTAINS
+        layout = self._optimizer.layout
+        header = {
+            "tokens": self.tokens,
+            "absent": [layout.tensors[index].name for index in sorted(contribution.absent)],
+        }
+        return encode_message("shard", header, pack_contribution(contribution, layout, self._optimizer.codec))
+
+    def _merged(self, shards: Sequence[bytes]) -> tuple[SparseUpdate, int]:
+        """All ranks' chunks and tokens."""
+        optimizer = self._optimizer
+        parts, tokens = [], 0
+        for rank, shard in enumerate(shards):
+            header, arrays = decode_message("shard", shard)
+            tokens += header["tokens"]
+            parts.append(
+                unpack_contribution(
+                    arrays,
+                    optimizer.layout,
+                    codec=optimizer.codec,
+                    k=optimizer.k,
+                    absent=header["absent"],
+                    chunks=optimizer.layout.shard(rank, len(shards)),
+                )
+            )
+        return merge(parts), tokens
+
+    def _message(self, shards: Sequence[bytes]) -> bytes:
+        contribution, tokens = self._merged(shards)
+        optimizer, session = self._optimizer, self._session
+        assert self._replica.position is not None
+        header = ContributionHeader(
+            version=PROTOCOL_VERSION,
+            run=session.run,
+            region=session.region,
+            site=session.site,
+            step=self.step + 1,
+            position=self._replica.position,
+            layout=optimizer.layout.digest,
+            codec=optimizer.codec,
+            k=optimizer.k,
+            tokens=tokens,
+            part=0,
+            parts=1,
+            absent=[optimizer.layout.tensors[index].name for index in sorted(contribution.absent)],
+        )
+        arrays = pack_contribution(contribution, optimizer.layout, optimizer.codec)
+        return encode_message("contribution", header.model_dump(mode="json"), arrays)
+
+    # --- the round trip -----------------------------------------------------------------------------------------------
+
+    def _round_trip(self, shards: Sequence[bytes]) -> bytes:
+        """The entry's message, or nothing if the run has ended."""
+        body = None if _ABSTAINS in shards else self._message(shards)
+        started = time.monotonic()
+        try:
+            return self._answered(body)
+        except GoneError as error:
+            if error.code != "run_ended":
+                raise
+            return _ENDED
+        finally:
+            self.wait_s += time.monotonic() - started
+
+    def _answered(self, body: bytes | None) -> bytes:
+        assert self._client is not None
+        assert self._replica.position is not None
+        place = (self._session.run, self._session.region, self.step + 1)
+        if body is None:
+            abstention = Abstention(position=self._replica.position, reason="a gradient is not finite")
+            message = self._client.abstain(*place, self._session.site, abstention, WAIT_S)
+        else:
+            message = self._client.contribute(*place, self._session.site, 0, body, WAIT_S)
+        while message is None:
+            message = self._client.update(*place, 0, WAIT_S)
+        return message

@@ -1,0 +1,84 @@
+"""Outer rounds as a site sees them: announce each fragment by digest, upload it if asked, take the new anchor."""
+
+import hashlib
+import json
+from typing import Any
+
+from algorithms.schedule import outer_due
+from api.client import CoordinatorClient
+from api.errors import ConflictError, GoneError
+from api.schemas import Announcement, RunSpec
+from site_agent.local_ranks import LocalRanks
+from site_agent.replica import Replica
+from site_agent.settings import Session
+
+__all__ = ["OuterRounds"]
+
+WAIT_S = 25.0
+
+
+class OuterRounds:
+    """The same at every rank; rank 0 talks to the coordinator and shares what it learns."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        session: Session,
+        ranks: LocalRanks,
+        client: CoordinatorClient | None,
+        replica: Replica,
+    ) -> None:
+        self._spec = spec
+        self._session = session
+        self._ranks = ranks
+        self._client = client
+        self._replica = replica
+        self._number = 0
+
+    def after_step(self, step: int) -> bool:
+        """Takes part in the outer round after `step`, if one is due; False if the run ended meanwhile."""
+        outer = self._spec.outer
+        if outer is None or not outer_due(step, outer.every, self._spec.steps):
+            return True
+        self._number += 1
+        copies = [self._replica.read_fragment(fragment) for fragment in range(outer.fragments)]
+        headers = json.loads(self._ranks.share(self._agree(copies) if self._client is not None else None))
+        for header in headers:
+            self._replica.apply_anchor(header, copies[header["fragment"]])
+        return len(headers) == len(copies)
+
+    def _agree(self, copies: list[bytes]) -> bytes:
+        """The anchor entries of this round as JSON; fewer than fragments if the run has ended."""
+        headers: list[dict[str, Any]] = []
+        try:
+            for fragment, copy in enumerate(copies):
+                self._announce(fragment, copy)
+            while len(headers) < len(copies):
+                headers += self._next_anchors(self._replica.next_seq + len(headers))
+        except GoneError as error:
+            if error.code != "run_ended":
+                raise
+        return json.dumps(headers).encode()
+
+    def _announce(self, fragment: int, copy: bytes) -> None:
+        """Until the round is open, then once; and once more after an upload."""
+        assert self._client is not None
+        announcement = Announcement(digest=hashlib.sha256(copy).hexdigest())
+        place = (self._session.run, self._number, fragment, self._session.site, announcement)
+        while True:
+            try:
+                reply = self._client.announce(*place, WAIT_S)
+                break
+            except ConflictError as error:  # another region is still on its way
+                if error.code != "outer_round_not_open":
+                    raise
+        if reply.upload:
+            self._client.put_blob(copy)
+            self._client.announce(*place, WAIT_S)
+
+    def _next_anchors(self, start: int) -> list[dict[str, Any]]:
+        assert self._client is not None
+        page = self._client.log(self._session.run, self._session.region, start, wait=WAIT_S)
+        if not page.items and page.ended:
+            raise GoneError("run_ended", "the run ended in the middle of an outer round")
+        return page.items

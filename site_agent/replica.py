@@ -1,0 +1,124 @@
+"""A site's replica of the parameters: `parameters(s) = apply(entry s, parameters(s-1))`, along the hash chain."""
+
+import hashlib
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from algorithms import DeMo
+from algorithms.codec import unpack_update
+from algorithms.demo import StepEntry
+from algorithms.layout import canonical_name
+from api.errors import IsthmusError
+from api.payload import decode_message, digest_json
+from api.schemas import Position
+
+__all__ = ["Replica", "load_buffers", "save_buffers"]
+
+Header = dict[str, Any]
+Fetch = Callable[[str], bytes]
+"""A blob by its digest."""
+
+_GENESIS = "0" * 64
+
+
+class Replica:
+    """The parameters in an optimizer, and the last entry that they contain.
+
+    Args:
+        optimizer: holds the parameters and applies steps.
+        model: holds the buffers.
+        fragments: ranges of tensors that outer-step together.
+        site: this site's name, to find itself among contributors.
+        fetch: gets a blob, at every local rank.
+    """
+
+    def __init__(
+        self, optimizer: DeMo, model: nn.Module, fragments: tuple[range, ...], site: str, fetch: Fetch
+    ) -> None:
+        self.position: Position | None = None
+        self._optimizer = optimizer
+        self._model = model
+        self._fragments = fragments
+        self._site = site
+        self._fetch = fetch
+
+    @property
+    def next_seq(self) -> int:
+        return 0 if self.position is None else self.position.seq + 1
+
+    def read_fragment(self, fragment: int) -> bytes:
+        return self._optimizer.read_parameters(self._fragments[fragment]).astype("<f4", copy=False).tobytes()
+
+    def read_step(self, message: bytes) -> StepEntry:
+        """The entry of a step, for the optimizer to apply; the replica's position moves past it.
+
+        Raises:
+            IsthmusError: it does not follow the last entry, or its arrays are not those that the header names.
+        """
+        header, arrays = decode_message("entry", message)
+        self._follow(header, "step")
+        return StepEntry(
+            update=unpack_update(arrays, self._optimizer.layout) if header["parts"] else None,
+            lr=tuple(header["lr"]),
+            decay=tuple(header["decay"]),
+            listed=self._site in {contributor["site"] for contributor in header["contributors"]},
+        )
+
+    def apply_start(self, header: Header) -> None:
+        """Entry 0: everybody begins with the same parameters and buffers, the donor too (rule A3)."""
+        self._follow(header, "start")
+        if header["layout"] != self._optimizer.layout.digest:
+            raise IsthmusError("entry 0 belongs to a model of another layout than this site's")
+        tensors = range(len(self._optimizer.layout.tensors))
+        self._optimizer.write_parameters(tensors, _floats(self._fetch(header["parameters"])))
+        if header["buffers"] is not None:
+            load_buffers(self._model, self._fetch(header["buffers"]))
+
+    def apply_anchor(self, header: Header, own: bytes | None = None) -> None:
+        """Takes the new anchor of a fragment; `own` is what this site holds, and is enough if it is the same."""
+        self._follow(header, "anchor")
+        digest = header["digest"]
+        if own is not None and hashlib.sha256(own).hexdigest() == digest:
+            return
+        self._optimizer.write_parameters(self._fragments[header["fragment"]], _floats(self._fetch(digest)))
+
+    def _follow(self, header: Header, *kinds: str) -> None:
+        expected = _GENESIS if self.position is None else self.position.hash
+        if (header["seq"], header["previous"]) != (self.next_seq, expected):
+            raise IsthmusError(
+                f"entry {header['seq']} does not follow entry {self.next_seq - 1} of this site: its log is another one"
+            )
+        if header["kind"] not in kinds:
+            raise IsthmusError(f"entry {header['seq']} is a {header['kind']}, not a {' or '.join(kinds)}")
+        self.position = Position(seq=header["seq"], hash=digest_json(header))
+
+
+def _floats(data: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {canonical_name(name): buffer for name, buffer in model.named_buffers()}
+
+
+def save_buffers(model: nn.Module) -> bytes | None:
+    """All buffers as safetensors, in their own dtypes; None if there is none."""
+    buffers = {name: buffer.detach().cpu().contiguous().clone() for name, buffer in _buffers(model).items()}
+    return save(buffers) if buffers else None
+
+
+def load_buffers(model: nn.Module, data: bytes) -> None:
+    saved, own = load(data), _buffers(model)
+    _require_same("buffers", saved.keys(), own.keys())
+    for name, buffer in own.items():
+        buffer.copy_(saved[name])
+
+
+def _require_same(what: str, theirs: Collection[str], ours: Collection[str]) -> None:
+    differing = sorted(set(theirs) ^ set(ours))
+    if differing:
+        raise IsthmusError(f"the {what} of entry 0 and of this site's model differ: {', '.join(differing[:10])}")

@@ -1,0 +1,240 @@
+"""What a training script uses: `join()`, and of the site it gives, `optimizer`, `batches`, `evaluate` and `log`."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from algorithms import DeMo
+from algorithms.traffic import ddp_bytes
+from api.client import CoordinatorClient
+from api.errors import IsthmusError
+from api.schemas import FinalReport, JoinReply, JoinRequest, RunSpec, StartUpload
+from site_agent.counting import CountingTransport
+from site_agent.exchange import WAIT_S, Exchange
+from site_agent.local_ranks import LocalRanks
+from site_agent.metrics import Metrics
+from site_agent.outer import OuterRounds
+from site_agent.replica import Replica, save_buffers
+from site_agent.settings import Session, load_session
+
+__all__ = ["Site", "join"]
+
+B = TypeVar("B")
+
+
+@contextlib.contextmanager
+def join() -> Iterator["Site"]:
+    """Joins the run that this process was started for.
+
+    Raises:
+        IsthmusError: no agent has started this process; or the coordinator refuses, with its reason.
+    """
+    session, place = load_session()
+    ranks = LocalRanks(place)
+    transport = CountingTransport()
+    client = CoordinatorClient(session.coordinator, session.secret, transport=transport) if ranks.rank == 0 else None
+    try:
+        yield Site(session, ranks, client, transport)
+    finally:
+        if client is not None:
+            client.close()
+        ranks.close()
+
+
+class Site:
+    """This rank's side of a run.
+
+    Attributes:
+        rank, ranks: this rank among the ranks of the site.
+        name, device, spec: the site's name, where to train, and what.
+        seed: differs between runs, sites and ranks (rule C10).
+    """
+
+    def __init__(
+        self, session: Session, ranks: LocalRanks, client: CoordinatorClient | None, transport: CountingTransport
+    ) -> None:
+        self._session = session
+        self._local = ranks
+        self._client = client
+        spec = client.run(session.run).spec.model_dump_json().encode() if client else None
+        self.spec = RunSpec.model_validate_json(ranks.share(spec))
+        self.name, self.rank, self.ranks, self.device = session.site, ranks.rank, ranks.count, ranks.device
+        self.seed = _seed(self.spec.seed, session.run, session.site, ranks.rank)
+        self._exchange = Exchange(session, ranks, client)
+        self._metrics = Metrics(session, client, transport)
+        self._evaluation: tuple[Callable[[], float], int | None] | None = None
+        self._evaluates = False
+        self._optimizer: DeMo | None = None
+
+    # --- the optimizer ------------------------------------------------------------------------------------------------
+
+    def optimizer(self, model: nn.Module) -> DeMo:
+        """DeMo as the run's spec says, its parameters those of entry 0. Returns when every site has joined.
+
+        Parameters of one dimension or none are in group `no_decay`, the others in `decay`.
+        Raises IsthmusError if another site's model has another layout, and when called twice.
+        """
+        if self._optimizer is not None:
+            raise IsthmusError("site.optimizer() was called twice: a run trains one model")
+        spec = self.spec.optimizer
+        optimizer = DeMo(
+            _groups(model),
+            lr=spec.lr,
+            beta=spec.beta,
+            k=spec.k,
+            chunk=spec.chunk,
+            codec=spec.codec,
+            alpha=spec.alpha,
+            subtract=spec.subtract,
+            exchange=self._exchange,
+            owned=(self.rank, self.ranks),
+        )
+        self._optimizer = optimizer
+        fragments = optimizer.layout.fragments(self.spec.outer.fragments) if self.spec.outer else ()
+        self._replica = Replica(optimizer, model, fragments, self.name, self._fetch)
+        self._exchange.attach(optimizer, self._replica)
+        self._outer = OuterRounds(self.spec, self._session, self._local, self._client, self._replica)
+        self._metrics.describe(ddp_bytes_per_step=float(ddp_bytes(optimizer.layout)))
+        self._begin(model, optimizer)
+        optimizer.register_step_post_hook(self._after_step)
+        return optimizer
+
+    def _fetch(self, digest: str) -> bytes:
+        return self._local.share(self._client.get_blob(digest) if self._client else None)
+
+    def _begin(self, model: nn.Module, optimizer: DeMo) -> None:
+        reply = self._local.share(self._present(model, optimizer) if self._client else None)
+        self._evaluates = JoinReply.model_validate_json(reply).evaluate
+        header = self._local.share(json.dumps(self._first_entry()).encode() if self._client else None)
+        self._replica.apply_start(json.loads(header))
+
+    def _present(self, model: nn.Module, optimizer: DeMo) -> bytes:
+        """Presents the layout, and uploads entry 0 if this site is to (rule A3)."""
+        assert self._client is not None
+        run, site = self._session.run, self._session.site
+        request = JoinRequest(attempt=self._session.attempt, layout=optimizer.layout.to_json())
+        reply = self._client.join(run, site, request)
+        if reply.upload_start:
+            tensors = range(len(optimizer.layout.tensors))
+            parameters = optimizer.read_parameters(tensors).astype("<f4", copy=False).tobytes()
+            buffers = save_buffers(model)
+            start = StartUpload(
+                parameters=self._client.put_blob(parameters),
+                buffers=self._client.put_blob(buffers) if buffers is not None else None,
+            )
+            self._client.upload_start(run, site, start)
+        return reply.model_dump_json().encode()
+
+    def _first_entry(self) -> dict[str, Any]:
+        assert self._client is not None
+        while True:
+            page = self._client.log(self._session.run, self._session.region, 0, 1, WAIT_S)
+            if page.items:
+                return page.items[0]
+            if page.ended:
+                raise IsthmusError("the run ended before all of its sites had joined")
+
+    def _after_step(self, *_: object) -> None:
+        if self._exchange.ended:
+            return
+        step = self._exchange.step
+        if not self._outer.after_step(step):
+            self._exchange.ended = True
+            return
+        self._metrics.flush_sometimes(step, self._exchange.wait_s)
+        every = self._evaluation[1] if self._evaluation else None
+        if every and step % every == 0 and step < self.spec.steps:
+            self._evaluate()
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def batches(self, loader: Iterable[B], tokens: Callable[[B], int] | None = None) -> Iterator[B]:
+        """Batches until the run ends; a loader that is exhausted starts over.
+
+        `tokens` counts a batch's tokens; by default, the elements of its first integer tensor, or else its samples.
+        Raises IsthmusError if there is no optimizer yet, or if the loader is empty.
+        """
+        if self._optimizer is None:
+            raise IsthmusError("call site.optimizer(model) before site.batches(loader)")
+        count = tokens or _tokens
+        self._evaluate()
+        self._metrics.start()
+        for batch in _endless(loader):
+            if self._exchange.ended or self._exchange.step >= self.spec.steps:
+                break
+            number = count(batch)
+            self._exchange.tokens += number
+            self._metrics.tokens += number
+            yield batch
+        self._finish(self._optimizer)
+
+    def evaluate(self, function: Callable[[], float], every: int | None = None) -> None:
+        """Registers the held-out evaluation: run at one site, at entry 0, every N steps and after the last entry.
+
+        `function` returns the held-out loss; it runs at rank 0 of the lowest-named site (rule C10).
+        """
+        self._evaluation = (function, every)
+
+    def _evaluate(self) -> None:
+        """Rank 0 evaluates; the others wait on the store, not in the next collective (rule A16)."""
+        if not self._evaluates or self._evaluation is None:
+            return
+        if self._client is not None:
+            self._metrics.log(self._exchange.step, {"heldout_loss": self._evaluation[0]()})
+        self._local.share(b"" if self._client is not None else None)
+
+    def log(self, **values: float) -> None:
+        """Metrics of the last step; only rank 0's are kept, sent about once a second."""
+        self._metrics.log(self._exchange.step, values)
+
+    def _finish(self, optimizer: DeMo) -> None:
+        self._evaluate()
+        self._metrics.flush(self._exchange.step, self._exchange.wait_s)
+        if self._client is None or self._exchange.ended:
+            return
+        assert self._replica.position is not None
+        report = FinalReport(seq=self._replica.position.seq, digest=optimizer.parameters_digest())
+        if self._client.report_final(self._session.run, self._session.site, report).upload:
+            tensors = range(len(optimizer.layout.tensors))
+            self._client.put_blob(optimizer.read_parameters(tensors).astype("<f4", copy=False).tobytes())
+            self._client.report_final(self._session.run, self._session.site, report)
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    named = [(name, parameter) for name, parameter in model.named_parameters()]
+    groups = [
+        {"name": "decay", "params": [(name, parameter) for name, parameter in named if parameter.ndim >= 2]},
+        {"name": "no_decay", "params": [(name, parameter) for name, parameter in named if parameter.ndim < 2]},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _seed(*parts: object) -> int:
+    return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:7], "big")
+
+
+def _endless(loader: Iterable[B]) -> Iterator[B]:
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise IsthmusError("the loader given to site.batches() is empty: there is nothing to train on")
+
+
+def _tokens(batch: Any) -> int:
+    """Elements of an integer tensor, samples of any other; of the first tensor in a batch of several."""
+    while isinstance(batch, (list, tuple, dict)):
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    if isinstance(batch, np.ndarray):
+        batch = torch.from_numpy(batch)
+    if not isinstance(batch, Tensor):
+        raise IsthmusError(f"cannot count the tokens of a {type(batch).__name__}: pass tokens= to site.batches()")
+    return batch.numel() if not batch.is_floating_point() else len(batch)

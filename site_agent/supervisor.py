@@ -1,0 +1,99 @@
+"""Groups of ranks under torchrun: start, watch, stop. It knows processes, not runs or coordinators."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Exit", "RankGroup"]
+
+_TAIL_LINES = 20
+_TAIL_BYTES = 1 << 14
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a group ended: the exit code of the first rank that failed, or 0; and the end of that rank's log."""
+
+    code: int
+    rank: int | None = None
+    detail: str = ""
+
+
+class RankGroup:
+    """The ranks of one run at this site: torchrun in a process group of its own, one log per rank.
+
+    Args:
+        command: what each rank runs.
+        ranks: how many.
+        logs: an existing folder for the logs; `torchrun.log` and one folder per rank appear in it.
+        environment: added to the agent's own.
+    """
+
+    def __init__(self, command: Sequence[str], ranks: int, logs: Path, environment: dict[str, str]) -> None:
+        self._logs = logs
+        launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        options = ["--nproc-per-node", str(ranks), "--max-restarts", "0", "--redirects", "3", "--log-dir", str(logs)]
+        with (logs / "torchrun.log").open("wb") as output:
+            self._process = subprocess.Popen(
+                [*launcher, *options, "--no-python", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **_network(), **environment},
+            )
+
+    def poll(self) -> Exit | None:
+        """None while the group runs."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        if code == 0:
+            return Exit(0)
+        return self._failure(code)
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM to the whole group, SIGKILL after the grace; returns when nothing of it is left."""
+        self._signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _failure(self, code: int) -> Exit:
+        launcher_log = _tail(self._logs / "torchrun.log", lines=200)
+        found = _ROOT_CAUSE.search(launcher_log)
+        if found is None:
+            return Exit(code, detail=_last_lines(launcher_log))
+        rank = int(found[1])
+        logs = sorted(self._logs.glob(f"*/attempt_*/{rank}/stderr.log"))
+        detail = _tail(logs[-1], lines=_TAIL_LINES) if logs else _last_lines(launcher_log)
+        return Exit(int(found[2]), rank, detail)
+
+
+def _network() -> dict[str, str]:
+    """All ranks of a standalone group are on this host: gloo uses loopback and needs no DNS."""
+    return {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+
+
+def _tail(path: Path, lines: int) -> str:
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    return _last_lines(text, lines)
+
+
+def _last_lines(text: str, lines: int = _TAIL_LINES) -> str:
+    return "\n".join(text.strip().splitlines()[-lines:])
