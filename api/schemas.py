@@ -31,7 +31,7 @@ class Message(BaseModel):
 class OptimizerSpec(Message):
     """DeMo at every inner step."""
 
-    lr: float = Field(default=2e-3, gt=0, le=10, description="peak learning rate of the sign update")
+    lr: float = Field(default=1e-3, gt=0, le=10, description="peak learning rate of the sign update")
     schedule: Literal["constant", "cosine", "linear"] = Field(default="cosine", description="after the warm-up")
     warmup: int = Field(default=0, ge=0, description="steps of linear warm-up")
     weight_decay: float = Field(

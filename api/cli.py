@@ -1,0 +1,266 @@
+"""The `isthmus` command: starts coordinator and agents as programs; everything else goes through the REST API."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from rich.console import Console
+from rich.table import Table
+
+from api.client import CoordinatorClient
+from api.errors import IsthmusError
+from api.export import export_model
+from api.report import build_report, print_report
+from api.schemas import Run, RunSpec
+from api.simulate import Simulation
+from api.simulate import simulate as run_simulation
+from api.watch import watch as watch_run
+
+__all__ = ["main"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train one model across several sites.")
+run_app = typer.Typer(no_args_is_help=True, help="Create, start, follow and stop runs.")
+site_app = typer.Typer(no_args_is_help=True, help="The sites that have registered.")
+app.add_typer(run_app, name="run")
+app.add_typer(site_app, name="site")
+out = Console()
+err = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
+
+
+class _Connection(BaseSettings):
+    """Where the coordinator is, from ISTHMUS_COORDINATOR, ISTHMUS_TOKEN and ISTHMUS_DATA_DIR."""
+
+    model_config = SettingsConfigDict(env_prefix="ISTHMUS_", frozen=True)
+
+    coordinator: str | None = None
+    token: str | None = None
+    data_dir: Path = Path("isthmus-data")
+
+    def client(self) -> CoordinatorClient:
+        """With the token given, or that of a coordinator whose data directory is here."""
+        token, url = self.data_dir / "admin-token", self.data_dir / "url"
+        if self.token is None and not token.exists():
+            raise IsthmusError(
+                f"no token: set ISTHMUS_TOKEN, or ISTHMUS_DATA_DIR to the coordinator's data directory (no {token})"
+            )
+        local = url.read_text().strip() if url.exists() else "http://127.0.0.1:8420"
+        return CoordinatorClient(self.coordinator or local, self.token or token.read_text().strip(), patience=10.0)
+
+
+def main() -> None:
+    """Exit status: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except IsthmusError as error:
+        err.print(f"isthmus: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
+    except ValidationError as error:
+        for fault in error.errors():
+            place = ".".join(str(part) for part in fault["loc"])
+            err.print(f"isthmus: {place}: {fault['msg']}", style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _interrupt(_: int, __: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+_PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+@app.command(context_settings=_PASS_ON, help="Run a coordinator; `isthmus coordinator --help` lists the settings.")
+def coordinator(context: typer.Context) -> None:
+    _become("coordinator", context.args)
+
+
+@app.command(context_settings=_PASS_ON, help="Run a site's agent; `isthmus agent --help` lists the settings.")
+def agent(context: typer.Context) -> None:
+    _become("site_agent", context.args)
+
+
+def _become(module: str, arguments: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+# --- simulate ---------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def simulate(
+    steps: Annotated[int, typer.Option(help="inner steps")] = 150,
+    outer_every: Annotated[int, typer.Option(help="steps between outer steps; 0: none, and one region")] = 50,
+    sites: Annotated[int, typer.Option(help="how many; about two thirds in region west, the rest in east")] = 3,
+    ranks: Annotated[int, typer.Option(help="training processes per site")] = 1,
+    fragments: Annotated[int, typer.Option(help="parts of the parameters that outer-step one by one")] = 2,
+    lr: Annotated[float, typer.Option(help="peak learning rate")] = 1e-3,
+    k: Annotated[int, typer.Option(help="coefficients sent per chunk of 64 x 64")] = 32,
+    data: Annotated[Path | None, typer.Option(help="train on this text file or folder", exists=True)] = None,
+    out_: Annotated[Path | None, typer.Option("--out", help="write the trained model, as safetensors")] = None,
+    report: Annotated[Path | None, typer.Option("--json", help="write the report, as JSON")] = None,
+    directory: Annotated[Path | None, typer.Option(help="keep all data and logs here")] = None,
+) -> None:
+    """Train a small language model across several sites on this machine, with everything real but the distance."""
+    simulation = Simulation(
+        sites=sites,
+        ranks=ranks,
+        steps=steps,
+        outer_every=outer_every,
+        fragments=fragments,
+        lr=lr,
+        k=k,
+        data=data,
+    )
+    run_simulation(simulation, out=out_, report_file=report, directory=directory, console=out)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def _spec(path: Path) -> RunSpec:
+    try:
+        return RunSpec.model_validate_json(path.read_text())
+    except OSError as error:
+        raise IsthmusError(f"cannot read the run spec {path}: {error.strerror}") from None
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def _print_run(run: Run, as_json: bool) -> None:
+    if as_json:
+        _print_json(run.model_dump(mode="json"))
+        return
+    out.print(
+        f"{run.id}: {run.status}, step {run.step} of {run.spec.steps}; {run.reason}", soft_wrap=True, markup=False
+    )
+    for alarm in run.alarms:
+        out.print(f"alarm: {alarm}", style="yellow", soft_wrap=True, markup=False)
+
+
+@run_app.command("create")
+def create_run(spec: Path, as_json: AsJson = False) -> None:
+    """Create a run from a JSON file; it waits until it is started."""
+    with _Connection().client() as client:
+        _print_run(client.create_run(_spec(spec)), as_json)
+
+
+@run_app.command("start")
+def start_run(
+    run: Annotated[str, typer.Argument(help="a run's id, or a JSON file that describes a new run")],
+    watch: Annotated[bool, typer.Option("--watch", help="follow it to its end; fail unless it succeeds")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run: one that exists, or a new one from a file."""
+    with _Connection().client() as client:
+        run_id = client.create_run(_spec(Path(run))).id if Path(run).is_file() else run
+        started = client.start_run(run_id)
+        if watch:
+            _watch(client, run_id, as_json)
+        else:
+            _print_run(started, as_json)
+
+
+@run_app.command("watch")
+def watch(run: str, as_json: AsJson = False) -> None:
+    """Follow a run to its end, and report; fails unless it succeeds."""
+    with _Connection().client() as client:
+        _watch(client, run, as_json)
+
+
+def _watch(client: CoordinatorClient, run_id: str, as_json: bool) -> None:
+    run = watch_run(client, run_id, err if as_json else out)
+    report = build_report(client, run)
+    if as_json:
+        _print_json(report)
+    else:
+        print_report(report, out)
+    if run.status != "succeeded":
+        raise IsthmusError(f"run {run.id} {run.status}: {run.reason}")
+
+
+@run_app.command("list")
+def list_runs(as_json: AsJson = False) -> None:
+    """All runs, newest first."""
+    with _Connection().client() as client:
+        runs = client.runs()
+    if as_json:
+        _print_json([run.model_dump(mode="json") for run in runs])
+        return
+    table = Table("run", "status", "step", "reason")
+    for run in runs:
+        table.add_row(run.id, str(run.status), f"{run.step}/{run.spec.steps}", run.reason)
+    out.print(table)
+
+
+@run_app.command("show")
+def show_run(run: str, as_json: AsJson = False) -> None:
+    """One run: its state, and the report so far."""
+    with _Connection().client() as client:
+        found = client.run(run)
+        if as_json:
+            _print_json(found.model_dump(mode="json"))
+            return
+        _print_run(found, as_json)
+        print_report(build_report(client, found), out)
+
+
+@run_app.command("stop")
+def stop_run(run: str, as_json: AsJson = False) -> None:
+    """Stop a run; its sites end their processes."""
+    with _Connection().client() as client:
+        _print_run(client.stop_run(run), as_json)
+
+
+@run_app.command("delete")
+def delete_run(run: str) -> None:
+    """Delete a run that has ended, with its log."""
+    with _Connection().client() as client:
+        client.delete_run(run)
+
+
+@run_app.command("export")
+def export_run(run: str, path: Annotated[Path, typer.Option("--out", help="file to write")]) -> None:
+    """Write the trained parameters of a run as safetensors."""
+    with _Connection().client() as client:
+        digest = export_model(client, run, path)
+    out.print(f"{path}: parameters {digest}", soft_wrap=True)
+
+
+# --- sites ------------------------------------------------------------------------------------------------------------
+
+
+@site_app.command("list")
+def list_sites(as_json: AsJson = False) -> None:
+    """All sites."""
+    with _Connection().client() as client:
+        sites = client.sites()
+    if as_json:
+        _print_json([site.model_dump(mode="json") for site in sites])
+        return
+    table = Table("site", "region", "status", "ranks", "tasks")
+    for site in sites:
+        table.add_row(site.name, site.region, str(site.status), str(site.ranks), ", ".join(site.tasks))
+    out.print(table)
+
+
+@site_app.command("remove")
+def remove_site(name: str) -> None:
+    """Remove a site that no active run needs; its name is free again."""
+    with _Connection().client() as client:
+        client.remove_site(name)

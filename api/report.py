@@ -1,0 +1,114 @@
+"""What a run came to, from what the API tells of it: the report of `isthmus simulate` and of `isthmus run watch`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from api import schemas
+from api.client import CoordinatorClient
+
+__all__ = ["build_report", "print_report"]
+
+Report = dict[str, Any]
+
+
+def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
+    """A JSON-ready report. Bytes are totals of a site's session; losses are null if the task reported none."""
+    points = client.metrics(run.id)
+    outer_rounds = client.outer_rounds(run.id)
+    held_out = [value for value in _series(points, "heldout_loss") if value is not None]
+    digests = {member.digest for member in run.members}
+    return {
+        "run": run.id,
+        "status": str(run.status),
+        "steps": run.step,
+        "wall_s": round((run.since - run.created_at).total_seconds(), 3),
+        "heldout_loss_start": held_out[0] if held_out else None,
+        "heldout_loss_end": held_out[-1] if held_out else None,
+        "unigram_loss": _last(points, "unigram_loss"),
+        "bigram_loss": _last(points, "bigram_loss"),
+        "outer_rounds": len(outer_rounds),
+        "outer_copies_averaged": sum(outer_round.distinct for outer_round in outer_rounds),
+        "digests_equal": len(digests) == 1 and None not in digests,
+        "ddp_bytes_per_step": _last(points, "ddp_bytes_per_step"),
+        "alarms": run.alarms,
+        "sites": [_site(member, run, points) for member in run.members],
+    }
+
+
+def _site(member: schemas.MemberView, run: schemas.Run, points: Sequence[schemas.StoredPoint]) -> Report:
+    own = [point for point in points if point.site == member.site]
+    step = next(region.step for region in run.regions if region.name == member.region)
+    totals = ("bytes_up", "bytes_down", "round_bytes_up", "round_bytes_down", "blob_bytes_up", "blob_bytes_down")
+    return {
+        "name": member.site,
+        "region": member.region,
+        "steps": step,
+        "digest": member.digest,
+        **{name: int(_last(own, name) or 0) for name in totals},
+        **{name: round(_last(own, name) or 0.0, 3) for name in ("wait_s", "compute_s")},
+    }
+
+
+def _series(points: Sequence[schemas.StoredPoint], name: str) -> list[float | None]:
+    return [point.values[name] for point in points if name in point.values]
+
+
+def _last(points: Sequence[schemas.StoredPoint], name: str) -> float | None:
+    series = _series(points, name)
+    return series[-1] if series else None
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Losses, bytes against DDP, and where the time went."""
+    steps = max(report["steps"], 1)
+    _print_losses(report, console)
+    ddp = report["ddp_bytes_per_step"]
+    table = Table(title=f"per site and step, over {report['steps']} steps", title_justify="left")
+    for column in ("site", "region", "up", "down", "DDP would send", "less than DDP", "waiting", "digest"):
+        table.add_column(column, justify="left" if column in ("site", "region", "digest") else "right")
+    for site in report["sites"]:
+        table.add_row(
+            site["name"],
+            site["region"],
+            size(site["round_bytes_up"] / steps),
+            size(site["round_bytes_down"] / steps),
+            size(ddp) if ddp else "-",
+            f"{ddp * steps / site['round_bytes_up']:.0f}x" if ddp and site["round_bytes_up"] else "-",
+            _share(site),
+            (site["digest"] or "-")[:12],
+        )
+    console.print(table)
+    sent = {site["name"]: site["blob_bytes_up"] for site in report["sites"]}
+    uploads = ", ".join(f"{name} {size(count)}" for name, count in sent.items())
+    console.print(f"outer rounds: {report['outer_rounds']}; initial and outer parameters sent: {uploads}")
+    equal = "all sites hold the same parameters" if report["digests_equal"] else "THE SITES' PARAMETERS DIFFER"
+    console.print(f"{report['status']} in {report['wall_s']:.0f} s; {equal}", style="bold")
+
+
+def _print_losses(report: Mapping[str, Any], console: Console) -> None:
+    if report["heldout_loss_start"] is None:
+        return
+    losses = f"held-out loss {report['heldout_loss_start']:.3f} -> {report['heldout_loss_end']:.3f} nats per token"
+    known = [(name, report[f"{name}_loss"]) for name in ("unigram", "bigram") if report[f"{name}_loss"] is not None]
+    baselines = ", ".join(f"{name} model {value:.3f}" for name, value in known)
+    console.print(losses + (f"  ({baselines})" if baselines else ""), style="bold")
+
+
+def _share(site: Mapping[str, Any]) -> str:
+    total = site["wait_s"] + site["compute_s"]
+    return f"{100 * site['wait_s'] / total:.0f} %" if total else "-"
+
+
+def size(count: float) -> str:
+    """Bytes, in the unit that suits them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

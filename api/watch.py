@@ -1,0 +1,55 @@
+"""Follows a run to its end: a live progress bar on a terminal, a line every few seconds elsewhere."""
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from api import schemas
+from api.client import CoordinatorClient
+from api.report import size
+
+__all__ = ["watch"]
+
+_LINE_EVERY_S = 5.0
+
+
+def watch(
+    client: CoordinatorClient,
+    run_id: str,
+    console: Console,
+    check: Callable[[], None] = lambda: None,
+    every_s: float = 1.0,
+) -> schemas.Run:
+    """The run at its end. `check` is called at every look and may raise."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(run_id, total=None)
+        printed = 0.0
+        while True:
+            check()
+            run = client.run(run_id)
+            text = _describe(client, run)
+            progress.update(task, total=run.spec.steps, completed=run.step, description=text)
+            if run.status.terminal:
+                return run
+            if not console.is_terminal and time.monotonic() - printed >= _LINE_EVERY_S:
+                console.print(f"step {run.step}/{run.spec.steps}  {text}", soft_wrap=True, highlight=False)
+                printed = time.monotonic()
+            time.sleep(every_s)
+
+
+def _describe(client: CoordinatorClient, run: schemas.Run) -> str:
+    if run.status is not schemas.RunStatus.RUNNING or run.step == 0:
+        return f"{run.status}: {run.reason}"
+    points = client.metrics(run.id, max_points=500)
+    losses = [point.values["loss"] for point in points if point.values.get("loss") is not None]
+    held_out = [point.values["heldout_loss"] for point in points if point.values.get("heldout_loss") is not None]
+    sent = {point.site: point.values["bytes_up"] for point in points if point.values.get("bytes_up") is not None}
+    parts = [
+        f"loss {losses[-1]:.3f}" if losses else "",
+        f"held-out {held_out[-1]:.3f}" if held_out else "",
+        f"sent {size(sum(value or 0.0 for value in sent.values()))}" if sent else "",
+    ]
+    return "  ".join(part for part in parts if part)
