@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from examples.tiny_lm.data import bigram_loss, even_crops, load_corpus, python_texts, random_crops, unigram_loss, up_to
 
 

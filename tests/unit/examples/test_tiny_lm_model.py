@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from examples.tiny_lm.model import build_model
 from examples.tiny_lm.params import Params
 
