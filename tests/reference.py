@@ -281,18 +281,18 @@ def halvings(square: Fraction, lower_median: Fraction) -> int:
     return count
 
 
-def aggregate(contributions: list[list[SentChunk | None]], halvings: list[int], codec: str) -> list[ChunkUpdate | None]:
-    """Rule B3, chunk by chunk; None where every site was without the tensor."""
+def aggregate(
+    contributions: list[list[SentChunk | None]], halvings: list[int], codec: str, pieces: list[Chunk]
+) -> list[ChunkUpdate | None]:
+    """Rule B3, chunk by chunk; None where the tensor has no value but zero (rule B8)."""
     halved = [
         [chunk and SentChunk(chunk.values, chunk.scale / 2**count) for chunk in contribution]
         for contribution, count in zip(contributions, halvings, strict=True)
     ]
-    return [
-        aggregate_chunk([chunk for chunk in sites if chunk.scale > 0], codec)
-        if (sites := [chunk for chunk in column if chunk])
-        else None
-        for column in zip(*halved, strict=True)
-    ]
+    columns = [[chunk for chunk in column if chunk and chunk.scale > 0] for column in zip(*halved, strict=True)]
+    update = [aggregate_chunk(sites, codec) for sites in columns]
+    present = {piece.tensor for piece, chunk in zip(pieces, update, strict=True) if chunk.values}
+    return [chunk if piece.tensor in present else None for piece, chunk in zip(pieces, update, strict=True)]
 
 
 def aggregate_chunk(sites: list[SentChunk], codec: str) -> ChunkUpdate:
@@ -327,6 +327,13 @@ def quantise(means: dict[int, int], exponent: int) -> ChunkUpdate:
 # --- decode and apply -------------------------------------------------------------------------------------------------
 
 
+def chunk_signs(values: dict[int, int], piece: Chunk) -> np.ndarray:
+    """Dense chunks are not transformed."""
+    if is_dense(piece):
+        return np.sign([values.get(index, 0) for index in range(piece.elements)]).reshape(piece.rows, piece.cols)
+    return decode_signs(values, piece.rows, piece.cols)
+
+
 def decode_signs(values: dict[int, int], rows: int, cols: int) -> np.ndarray:
     """The signs of the inverse transform in int64: every sum is below 64*64*127*126*126 < 2^33 (2^35 at s=128)."""
     coefficients = np.zeros(rows * cols, dtype=np.int64)
@@ -349,7 +356,7 @@ def apply(
         if chunk_update is None:
             continue
         flat = result[tensors[piece.tensor][0]].reshape(-1)
-        signs = decode_signs(chunk_update.values, piece.rows, piece.cols).astype(np.float32)
+        signs = chunk_signs(chunk_update.values, piece).astype(np.float32)
         decayed = flat[piece.positions] * np.float32(decay[piece.tensor])
         flat[piece.positions] = decayed - signs * np.float32(lr[piece.tensor])
     return result
