@@ -175,30 +175,46 @@ def test_kept_per_chunk_rounds_and_clamps():
 # --- aggregate --------------------------------------------------------------------------------------------------------
 
 
+ONE_CHUNK = reference.chunks([("x", (9, 8))], 16)
+
+
 def test_one_site_comes_back_in_four_bits():
     # E = 1, v = 1.5 * 2^21 = 6 * 2^19: shift 19, exponent 1 - 22 + 19.
-    assert reference.aggregate([[SentChunk({3: 1, 70: -1}, 1.5)]], [0], "sign") == [ChunkUpdate({3: 6, 70: -6}, -2, 4)]
+    sent = [[SentChunk({3: 1, 70: -1}, 1.5)]]
+    assert reference.aggregate(sent, [0], "sign", ONE_CHUNK) == [ChunkUpdate({3: 6, 70: -6}, -2, 4)]
 
 
 def test_mean_is_over_the_sites_that_sent_and_zeros_are_dropped():
     contributions = [[SentChunk({0: 1, 1: 1}, 1.0)], [SentChunk({0: -1, 2: -1}, 1.0)], [SentChunk({2: 1, 3: 1}, 3.0)]]
     # E = 2: unit 2^20. Index 0 cancels; 2 has (3 - 1) / 2; 3 has 3. Shift 19 makes them 2, 2 and 6.
-    assert reference.aggregate(contributions, [0, 0, 0], "sign") == [ChunkUpdate({1: 2, 2: 2, 3: 6}, -1, 4)]
+    expected = [ChunkUpdate({1: 2, 2: 2, 3: 6}, -1, 4)]
+    assert reference.aggregate(contributions, [0, 0, 0], "sign", ONE_CHUNK) == expected
 
 
 def test_halvings_scale_zero_and_absence():
-    present = SentChunk({0: 1}, 4.0)
-    assert reference.aggregate([[present], [None]], [2, 0], "sign") == [ChunkUpdate({0: 4}, -2, 4)]
-    assert reference.aggregate([[present], [SentChunk({0: -1}, 0.0)]], [2, 0], "sign") == [ChunkUpdate({0: 4}, -2, 4)]
-    assert reference.aggregate([[SentChunk({0: 1}, 0.0)]], [0], "sign") == [ChunkUpdate({}, 0, 4)]
-    assert reference.aggregate([[None], [None]], [0, 0], "sign") == [None]
+    present, nothing = SentChunk({0: 1}, 4.0), SentChunk({0: -1}, 0.0)
+    quarter = [ChunkUpdate({0: 4}, -2, 4)]
+    assert reference.aggregate([[present], [None]], [2, 0], "sign", ONE_CHUNK) == quarter
+    assert reference.aggregate([[present], [nothing]], [2, 0], "sign", ONE_CHUNK) == quarter
+    assert reference.aggregate([[nothing]], [0], "sign", ONE_CHUNK) == [None]
+    assert reference.aggregate([[None], [None]], [0, 0], "sign", ONE_CHUNK) == [None]
+
+
+def test_a_tensor_is_absent_only_if_all_of_its_chunks_are_zero():
+    pieces = reference.chunks([("x", (20, 8)), ("y", (9, 8))], 16)
+    assert [piece.tensor for piece in pieces] == [0, 0, 1]
+    value, nothing, minus = SentChunk({0: 1}, 4.0), SentChunk({0: 1}, 0.0), SentChunk({0: -1}, 4.0)
+    contributions = [[nothing, value, value], [nothing, value, minus]]
+    # the first chunk stays, 4 bits wide and empty; the two values of tensor y cancel
+    expected = [ChunkUpdate({}, 0, 4), ChunkUpdate({0: 4}, 0, 4), None]
+    assert reference.aggregate(contributions, [0, 0], "sign", pieces) == expected
 
 
 def test_int8_has_seven_more_bits_of_exponent():
     # E = 7, v = 100 * 2^15 and -50 * 2^15; 100 / 16 = 6.25 and 50 / 16 = 3.125: shift 19, exponent 7 - 22 + 19.
     sent = [[SentChunk({0: 100, 1: -50, 2: 0}, 1.0 - 2**-8)]]
     assert reference.chunk_exponent(1.0 - 2**-8, "int8") == 7
-    assert reference.aggregate(sent, [0], "int8") == [ChunkUpdate({0: 6, 1: -3}, 4, 4)]
+    assert reference.aggregate(sent, [0], "int8", ONE_CHUNK) == [ChunkUpdate({0: 6, 1: -3}, 4, 4)]
 
 
 @pytest.mark.parametrize(
@@ -239,6 +255,17 @@ def test_decode_of_single_coefficients():
     assert reference.decode_signs({}, 2, 2).tolist() == [[0, 0], [0, 0]]
 
 
+def test_dense_chunks_are_not_transformed():
+    def signs(tensor_shape):
+        (piece,) = reference.chunks([("x", tensor_shape)], 64)
+        return reference.chunk_signs({1: 3, 2: -9}, piece)
+
+    assert signs((2, 2)).tolist() == [[0, 1], [-1, 0]]
+    assert np.count_nonzero(signs((8, 8))) == 2
+    assert signs((5, 13)).tolist() == reference.decode_signs({1: 3, 2: -9}, 5, 13).tolist()
+    assert np.count_nonzero(signs((5, 13))) > 2
+
+
 @settings(max_examples=25)
 @given(st.integers(1, 64), st.integers(1, 64), st.data())
 def test_decode_agrees_with_the_float_inverse_where_that_is_clear(rows, cols, data):
@@ -253,7 +280,7 @@ def test_decode_agrees_with_the_float_inverse_where_that_is_clear(rows, cols, da
 
 def test_apply_rounds_twice_and_leaves_the_absent_alone():
     parameters = {"a": np.array([0.1, -0.0, 3.0], np.float32), "b": np.array([1.0], np.float32)}
-    update = [ChunkUpdate({1: 1}, 0, 4), None]
+    update = [ChunkUpdate({0: 5, 2: -1}, 0, 4), None]  # dense: not transformed
     after = reference.apply(parameters, update, 16, lr=[0.001, 1.0], decay=[0.999, 0.5])
     lr, decay = np.float32(0.001), np.float32(0.999)
     assert after["a"][0] == np.float32(np.float32(0.1) * decay) - lr
@@ -323,8 +350,7 @@ def test_replay_of_a_whole_log():
     after = replay(example_log())
     assert after["weight"].tolist() == (1.0 - 0.25 * signs).tolist()
     assert after["bias"].tolist() == [0.0, 1.0, 2.0]
-    bias_signs = reference.decode_signs(UPDATE[0].values, 1, 3)
-    assert replay(example_log()[:3])["bias"].tolist() == (-0.5 * bias_signs[0]).tolist()
+    assert replay(example_log()[:3])["bias"].tolist() == [0.5, 0.0, -0.5]  # of -1, 0, 6
     assert START["bias"].tolist() == [0.0, 0.0, 0.0]
 
 
