@@ -52,6 +52,12 @@ async def _plain_http(request: Request, error: Exception) -> Response:
     return JSONResponse(body.model_dump(), error.status_code, headers=error.headers)
 
 
+async def _internal(request: Request, _: Exception) -> Response:
+    """The exception itself goes on to the server, which logs it."""
+    where = f"{request.method} {request.url.path}"
+    return problem_response(ProblemError("internal_error", f"{where} failed; the coordinator's log says why"))
+
+
 def create_app(service: Service) -> FastAPI:
     """The application around a service; it keeps no state of its own."""
     app = FastAPI(title="Isthmus coordinator", version=str(PROTOCOL_VERSION), docs_url=None, redoc_url=None)
@@ -59,6 +65,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(ProblemError, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _plain_http)
+    app.add_exception_handler(Exception, _internal)
     app.add_middleware(BodyLimits, limit=_limit)
     app.add_middleware(SecurityHeaders)
     app.include_router(routes.public)

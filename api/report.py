@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -48,8 +49,17 @@ def _site(member: schemas.MemberView, run: schemas.Run, points: Sequence[schemas
         "steps": step,
         "digest": member.digest,
         **{name: int(_last(own, name) or 0) for name in totals},
+        **{f"{name}_per_step": _per_step(own, name) for name in ("bytes_up", "bytes_down")},
         **{name: round(_last(own, name) or 0.0, 3) for name in ("wait_s", "compute_s")},
     }
+
+
+def _per_step(points: Sequence[schemas.StoredPoint], name: str) -> float:
+    """Bytes per step since the session's first report: without entry 0, with outer rounds."""
+    known = [(point.step, point.values[name] or 0.0) for point in points if name in point.values]
+    if not known or known[-1][0] == known[0][0]:
+        return 0.0
+    return (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
 
 
 def _series(points: Sequence[schemas.StoredPoint], name: str) -> list[float | None]:
@@ -69,24 +79,25 @@ def print_report(report: Report, console: Console) -> None:
     steps = max(report["steps"], 1)
     _print_losses(report, console)
     ddp = report["ddp_bytes_per_step"]
-    table = Table(title=f"per site and step, over {report['steps']} steps", title_justify="left")
-    for column in ("site", "region", "up", "down", "DDP would send", "less than DDP", "waiting", "digest"):
-        table.add_column(column, justify="left" if column in ("site", "region", "digest") else "right")
+    against = f"; DDP would send {size(ddp)}" if ddp else ""
+    console.print(f"bytes per step, over {report['steps']} steps{against}:", highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("site", "region", "up", "of it rounds", "down", "less than DDP", "waiting", "digest"):
+        left = column in ("site", "region", "digest")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
     for site in report["sites"]:
         table.add_row(
             site["name"],
             site["region"],
+            size(site["bytes_up_per_step"]),
             size(site["round_bytes_up"] / steps),
-            size(site["round_bytes_down"] / steps),
-            size(ddp) if ddp else "-",
-            f"{ddp * steps / site['round_bytes_up']:.0f}x" if ddp and site["round_bytes_up"] else "-",
+            size(site["bytes_down_per_step"]),
+            f"{ddp / site['bytes_up_per_step']:.0f}x" if ddp and site["bytes_up_per_step"] else "-",
             _share(site),
             (site["digest"] or "-")[:12],
         )
     console.print(table)
-    sent = {site["name"]: site["blob_bytes_up"] for site in report["sites"]}
-    uploads = ", ".join(f"{name} {size(count)}" for name, count in sent.items())
-    console.print(f"outer rounds: {report['outer_rounds']}; initial and outer parameters sent: {uploads}")
+    console.print(f"{report['outer_rounds']} outer rounds, {report['outer_copies_averaged']} distinct copies averaged")
     equal = "all sites hold the same parameters" if report["digests_equal"] else "THE SITES' PARAMETERS DIFFER"
     console.print(f"{report['status']} in {report['wall_s']:.0f} s; {equal}", style="bold")
 

@@ -345,7 +345,7 @@ async def metrics(
     run: RunId,
     service: Coordinator,
     caller: Caller,
-    max_points: Annotated[int, Query(ge=1, le=_MAX_POINTS)] = _MAX_POINTS,
+    max_points: Annotated[int, Query(ge=1, le=_MAX_POINTS, description="of each series, evenly spaced")] = _MAX_POINTS,
 ) -> schemas.MetricPage:
     _require(caller, "admin", "observer", "ranks", run=run)
     return schemas.MetricPage(items=await service.metrics(run, max_points))

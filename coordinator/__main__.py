@@ -14,9 +14,12 @@ import uvicorn
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 from redis.exceptions import RedisError
+from starlette.requests import Request
+from starlette.responses import Response
 
 from api.app import create_app
-from api.errors import IsthmusError
+from api.errors import IsthmusError, UnavailableError
+from api.middleware import problem_response
 from coordinator.blobs import BlobDirectory
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.service import CoordinatorService
@@ -75,6 +78,7 @@ async def _serve(settings: Settings, redis_url: str, listener: socket.socket) ->
     for warning in await store.warnings():
         log.warning(warning)
     app = create_app(service)
+    app.add_exception_handler(RedisError, _unavailable)
     app.router.lifespan_context = lambda _: _ticking(service)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, timeout_graceful_shutdown=3, timeout_keep_alive=30, lifespan="on"
@@ -86,6 +90,11 @@ async def _serve(settings: Settings, redis_url: str, listener: socket.socket) ->
     log.info("coordinator listens", url=url, data_dir=str(settings.data_dir.absolute()))
     await server.serve(sockets=[listener])
     await store.close()
+
+
+async def _unavailable(_: Request, error: Exception) -> Response:
+    log.warning("redis cannot be reached", error=str(error))
+    return problem_response(UnavailableError("redis_unavailable", "Redis cannot be reached right now; try again"))
 
 
 class _Server(uvicorn.Server):

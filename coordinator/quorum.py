@@ -76,6 +76,8 @@ def waiting_for(state: RunState) -> str:
                 return _outer_waits(state)
             if state.step == state.spec.steps:
                 missing = [member.site for member in state.members.values() if member.final is None]
+                if not missing:
+                    return f"all {state.step} steps done, waiting for {state.donor} to upload the parameters"
                 return f"all {state.step} steps done, waiting for the final digests of {_names(missing)}"
             return "; ".join(_regions_wait(state))
     return state.ended_because

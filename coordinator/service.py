@@ -5,7 +5,7 @@ import hashlib
 import math
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import structlog
@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from algorithms.layout import ParameterLayout
 from api import schemas
-from api.errors import ConflictError, ForbiddenError, GoneError, InvalidError, NotFoundError
+from api.errors import ConflictError, ForbiddenError, GoneError, InvalidError, NotFoundError, ProblemError
 from api.payload import digest_json, encode_message
 from api.schemas import RunStatus
 from api.service import Answer, Principal
@@ -71,8 +71,8 @@ class CoordinatorService:
                 for run in await self._store.active_runs():
                     self._engine.work((await self._store.load(run)).state)
                 self._ticked = asyncio.get_running_loop().time()
-            except RedisError as error:
-                log.warning("redis cannot be reached", error=str(error))
+            except (RedisError, ProblemError) as error:
+                log.warning("tick failed, to be tried again", error=str(error))
             await asyncio.sleep(self._settings.tick_s)
 
     async def close(self) -> None:
@@ -348,23 +348,12 @@ class CoordinatorService:
         await self._store.add_metrics(run, points)
 
     async def metrics(self, run: str, max_points: int) -> list[schemas.StoredPoint]:
-        """At most `max_points`, evenly spaced, the last ones always among them."""
         await self._store.load(run)
-        return _thinned(await self._store.metrics(run), max_points)
+        return await self._store.metrics(run, max_points)
 
 
 def _finite(values: dict[str, float | None]) -> dict[str, float | None]:
     return {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
-
-
-def _thinned(points: Sequence[schemas.StoredPoint], most: int) -> list[schemas.StoredPoint]:
-    """Every n-th point of each site, counted from its last one."""
-    stride = math.ceil(len(points) / most) if points else 1
-    by_site: dict[str, list[schemas.StoredPoint]] = {}
-    for point in points:
-        by_site.setdefault(point.site, []).append(point)
-    kept = [point for own in by_site.values() for point in own[(len(own) - 1) % stride :: stride]]
-    return sorted(kept, key=lambda point: (point.step, point.site))
 
 
 def _closed(state: RunState, region: str, step: int) -> bool:

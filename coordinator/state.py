@@ -213,6 +213,8 @@ def _start_uploaded(event: StartUploaded, state: RunState, now: datetime) -> Tra
     _require_status(state, RunStatus.STARTING, RunStatus.RUNNING, to="upload entry 0")
     if event.site != state.donor:
         raise ForbiddenError("not_the_donor", f"entry 0 comes from {state.donor}, not from {event.site}")
+    if state.layout is None:
+        raise ConflictError("no_layout", f"site {event.site} must present its layout before it uploads entry 0")
     if state.start is not None:
         if state.start == event.start:
             return Transition(state)
@@ -367,7 +369,7 @@ def _averaged(event: Averaged, state: RunState, now: datetime) -> Transition:
     if state.status is not RunStatus.RUNNING or outer is None or outer.number != event.number:
         return Transition(state)
     fragment = outer.fragments[event.fragment]
-    if fragment.anchor is not None:
+    if fragment.anchor is not None or not all_announced(fragment, state):
         return Transition(state)
     copies = region_copies(state, fragment)
     participants = [(name, copies[name], outer.weights[name]) for name in copies]
@@ -419,18 +421,26 @@ def _final(event: FinalReported, state: RunState, now: datetime) -> Transition:
         return Transition(state)
     _require_status(state, RunStatus.RUNNING, to="report its end")
     region = state.regions[member.region]
-    if state.step < state.spec.steps or state.outer is not None or region.head is None or event.seq != region.head.seq:
+    at_the_end = region.step == state.spec.steps and not _outer_due(state, region.step)
+    if not at_the_end or region.head is None or event.seq != region.head.seq:
         raise ConflictError(
             "not_at_the_end",
             f"site {event.site} reports its end at entry {event.seq}, but the log of {region.name} goes on",
         )
+    if member.final not in (None, event.digest):
+        raise ConflictError("other_bytes", f"site {event.site} has already reported another final digest")
     state = _with_member(state, event.site, final=event.digest)
     if event.site == state.donor and event.stored:
         state = _with(state, final_stored=True)
-    model_stored = state.final_stored or state.spec.outer is not None
-    if not model_stored or any(other.final is None for other in state.members.values()):
+    if not all(_has_finished(state, other) for other in state.members.values()):
         return Transition(state)
     return Transition(_judged(state, now))
+
+
+def _has_finished(state: RunState, member: Member) -> bool:
+    """Nothing more is asked of this site: its final digest is known and, if it is to give the model, that is stored."""
+    gives_model = state.spec.outer is None and member.site == state.donor
+    return member.final is not None and (state.final_stored or not gives_model)
 
 
 def _judged(state: RunState, now: datetime) -> RunState:
@@ -451,7 +461,7 @@ def _processes_gone(event: ProcessesGone, state: RunState, now: datetime) -> Tra
         return Transition(state)
     if state.status is RunStatus.STOPPING:
         return Transition(_gone(state, event.site, now))
-    if event.exit_code is None or (event.exit_code == 0 and member.final is not None):
+    if event.exit_code is None or (event.exit_code == 0 and _has_finished(state, member)):
         return Transition(state)
     return Transition(_in_status(state, RunStatus.FAILED, now, _failure(event, state)))
 
@@ -473,6 +483,8 @@ def _site_lost(event: SiteLost, state: RunState, now: datetime) -> Transition:
         return Transition(state)
     if state.status is RunStatus.STOPPING:
         return Transition(_gone(state, event.site, now))
+    if _has_finished(state, state.members[event.site]):
+        return Transition(state)
     return Transition(_in_status(state, RunStatus.FAILED, now, f"site {event.site} was lost: {event.because}"))
 
 

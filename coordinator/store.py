@@ -150,6 +150,7 @@ class Store:
             operations.append(["PERSIST", _payload(state.id, digest)])
         if state.status.terminal:
             operations.append(["SREM", "active", state.id])
+            operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(state)]
         elif state.status is not RunStatus.PENDING:
             operations.append(["SADD", "active", state.id])
         if after.outer_round is not None:
@@ -158,7 +159,8 @@ class Store:
         return bool(await self._commit(keys=[_run(state.id)], args=arguments))
 
     async def delete_run(self, state: RunState) -> None:
-        keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}"]
+        series = await self._redis.smembers(f"metrics:{state.id}")
+        keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}", *series]
         for region in state.regions:
             keys += [_log(state.id, region), _steps(state.id, region), _messages(state.id, region)]
         pipe = self._redis.pipeline(transaction=True)
@@ -238,12 +240,34 @@ class Store:
     # --- metrics ------------------------------------------------------------------------------------------------------
 
     async def add_metrics(self, run: str, points: Sequence[schemas.StoredPoint]) -> None:
-        if points:
-            await self._redis.rpush(f"metrics:{run}", *(point.model_dump_json() for point in points))
+        """Each name of each site is a series, a list of its own; `metrics:RUN` is the set of them."""
+        pipe = self._redis.pipeline(transaction=True)
+        for point in points:
+            for name, value in point.values.items():
+                series = f"metric:{run}:{point.site}:{name}"
+                pipe.sadd(f"metrics:{run}", series)
+                pipe.rpush(series, json.dumps([point.step, point.at.timestamp(), value]))
+        await pipe.execute()
 
-    async def metrics(self, run: str) -> list[schemas.StoredPoint]:
-        lines = await self._redis.lrange(f"metrics:{run}", 0, -1)
-        return [schemas.StoredPoint.model_validate_json(line) for line in lines]
+    async def metrics(self, run: str, most: int) -> list[schemas.StoredPoint]:
+        """By step and site; of a series longer than `most` evenly spaced points, the first and the last among them."""
+        merged: dict[tuple[int, str, float], dict[str, float | None]] = {}
+        for series in sorted(await self._redis.smembers(f"metrics:{run}")):
+            site, name = series.decode().removeprefix(f"metric:{run}:").split(":", 1)
+            for line in _thinned(await self._redis.lrange(series, 0, -1), most):
+                step, at, value = json.loads(line)
+                merged.setdefault((step, site, at), {})[name] = value
+        return [
+            schemas.StoredPoint(site=site, step=step, at=datetime.fromtimestamp(at, UTC), values=values)
+            for (step, site, at), values in sorted(merged.items())
+        ]
+
+
+def _thinned(lines: Sequence[bytes], most: int) -> Sequence[bytes]:
+    if len(lines) <= most:
+        return lines
+    stride = -(-len(lines) // max(most - 1, 1))
+    return [*lines[:-1:stride], lines[-1]]
 
 
 def _contributions(state: RunState) -> set[str]:

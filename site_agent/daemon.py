@@ -21,7 +21,7 @@ from api.schemas import (
     SiteRegistration,
 )
 from site_agent.settings import Session, Settings
-from site_agent.supervisor import RankGroup
+from site_agent.supervisor import Exit, RankGroup
 
 __all__ = ["Daemon"]
 
@@ -32,16 +32,29 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
+class _Refusal:
+    """Stands for ranks that were never started."""
+
+    because: str
+
+    def poll(self) -> Exit:
+        return Exit(1, detail=self.because)
+
+    def stop(self, grace_s: float) -> None:
+        """There is nothing to stop."""
+
+
+@dataclass(frozen=True)
 class _Running:
     assignment: Assignment
-    group: RankGroup
+    group: RankGroup | _Refusal
 
 
 @dataclass(frozen=True)
 class _Finishing:
     """Ranks of a run that succeeded: what the training script does after its loop may take until `deadline`."""
 
-    group: RankGroup
+    group: RankGroup | _Refusal
     deadline: float
 
 
@@ -79,8 +92,13 @@ class Daemon:
             tasks=list(self._settings.tasks),
             ranks=self._settings.ranks,
         )
-        with CoordinatorClient(self._settings.coordinator, self._settings.read_join_token()) as client:
-            self._heartbeat_s = client.register_site(self._settings.name, registration).heartbeat_s
+        with CoordinatorClient(self._settings.coordinator, self._settings.read_join_token(), patience=10.0) as client:
+            while True:
+                try:
+                    self._heartbeat_s = client.register_site(self._settings.name, registration).heartbeat_s
+                    break
+                except UnreachableError as error:
+                    log.warning("cannot register yet, trying again", error=str(error))
         log.info("registered", site=self._settings.name, coordinator=self._settings.coordinator)
 
     def _beat(self) -> HeartbeatReply | None:
@@ -130,15 +148,25 @@ class Daemon:
             self._release(key[0], self._running.pop(key).group)
         self._finishing = [finishing for finishing in self._finishing if not self._finished(finishing)]
         for key in wanted.keys() - self._running.keys():
-            self._running[key] = _Running(wanted[key], self._start(wanted[key]))
+            try:
+                self._running[key] = _Running(wanted[key], self._start(wanted[key]))
+            except (ProblemError, UnreachableError) as error:
+                log.warning("cannot start yet, trying again", run=key[0], error=str(error))
 
-    def _release(self, run: str, group: RankGroup) -> None:
+    def _release(self, run: str, group: RankGroup | _Refusal) -> None:
         """Ranks of a run that succeeded may finish; others are stopped."""
-        if self._client.run(run).status is RunStatus.SUCCEEDED:
+        if self._succeeded(run):
             self._finishing.append(_Finishing(group, time.monotonic() + self._settings.finish_s))
         else:
             log.info("stopping", run=run)
             group.stop(self._settings.grace_s)
+
+    def _succeeded(self, run: str) -> bool:
+        try:
+            return self._client.run(run).status is RunStatus.SUCCEEDED
+        except (ProblemError, UnreachableError) as error:
+            log.warning("cannot tell how the run ended, stopping its ranks", run=run, error=str(error))
+            return False
 
     def _finished(self, finishing: _Finishing) -> bool:
         if finishing.group.poll() is None and time.monotonic() < finishing.deadline:
@@ -146,8 +174,11 @@ class Daemon:
         finishing.group.stop(self._settings.grace_s)
         return True
 
-    def _start(self, assignment: Assignment) -> RankGroup:
-        task = self._settings.tasks[assignment.task]
+    def _start(self, assignment: Assignment) -> RankGroup | _Refusal:
+        task = self._settings.tasks.get(assignment.task)
+        if task is None:
+            allowed = ", ".join(self._settings.tasks)
+            return _Refusal(f"this site does not allow task {assignment.task!r} any more; it allows {allowed}")
         secret = secrets.token_urlsafe(32)
         self._client.take_seat(assignment.run, self._settings.name, Seat(attempt=assignment.attempt, secret=secret))
         folder = self._directory / "runs" / assignment.run / str(assignment.attempt)

@@ -33,8 +33,10 @@ class Metrics:
     def describe(self, **constants: float) -> None:
         self._constants.update(constants)
 
-    def start(self) -> None:
+    def start(self, step: int) -> None:
+        """The loop begins: its first report, from which bytes per step count, holds what went before."""
         self._started = time.monotonic()
+        self.flush(step, wait_s=0.0)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if self._client is not None:
@@ -69,4 +71,5 @@ class Metrics:
 
 
 def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    number = float(value)
+    return number if math.isfinite(number) else None

@@ -27,6 +27,9 @@ __all__ = ["Site", "join"]
 
 B = TypeVar("B")
 
+_PATIENCE_S = 86_400.0
+"""A run outlives an outage of its coordinator; if it ends meanwhile, the agent stops its ranks."""
+
 
 @contextlib.contextmanager
 def join() -> Iterator["Site"]:
@@ -38,13 +41,17 @@ def join() -> Iterator["Site"]:
     session, place = load_session()
     ranks = LocalRanks(place)
     transport = CountingTransport()
-    client = CoordinatorClient(session.coordinator, session.secret, transport=transport) if ranks.rank == 0 else None
+    client = _client(session, transport) if ranks.rank == 0 else None
     try:
         yield Site(session, ranks, client, transport)
     finally:
         if client is not None:
             client.close()
         ranks.close()
+
+
+def _client(session: Session, transport: CountingTransport) -> CoordinatorClient:
+    return CoordinatorClient(session.coordinator, session.secret, transport=transport, patience=_PATIENCE_S)
 
 
 class Site:
@@ -164,10 +171,10 @@ class Site:
             raise IsthmusError("call site.optimizer(model) before site.batches(loader)")
         count = tokens or _tokens
         self._evaluate()
-        self._metrics.start()
-        for batch in _endless(loader):
-            if self._exchange.ended or self._exchange.step >= self.spec.steps:
-                break
+        self._metrics.start(self._exchange.step)
+        endless = _endless(loader)
+        while not self._exchange.ended and self._exchange.step < self.spec.steps:
+            batch = next(endless)
             number = count(batch)
             self._exchange.tokens += number
             self._metrics.tokens += number
