@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from api.client import CoordinatorClient
-from api.errors import IsthmusError
+from api.errors import IsthmusError, ProblemError, faults_of
 from api.export import export_model
 from api.report import build_report, print_report
 from api.schemas import Run, RunSpec
@@ -65,9 +65,8 @@ def main() -> None:
         err.print(f"isthmus: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
     except ValidationError as error:
-        for fault in error.errors():
-            place = ".".join(str(part) for part in fault["loc"])
-            err.print(f"isthmus: {place}: {fault['msg']}", style="red", markup=False, soft_wrap=True)
+        for fault in faults_of(error.errors()):
+            err.print(f"isthmus: {fault}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -90,6 +89,11 @@ def coordinator(context: typer.Context) -> None:
 @app.command(context_settings=_PASS_ON, help="Run a site's agent; `isthmus agent --help` lists the settings.")
 def agent(context: typer.Context) -> None:
     _become("site_agent", context.args)
+
+
+@app.command(context_settings=_PASS_ON, help="Measure the algorithms; `isthmus bench --help` lists the options.")
+def bench(context: typer.Context) -> None:
+    _become("site_agent.bench", context.args)
 
 
 def _become(module: str, arguments: list[str]) -> NoReturn:
@@ -136,6 +140,8 @@ def _spec(path: Path) -> RunSpec:
         return RunSpec.model_validate_json(path.read_text())
     except OSError as error:
         raise IsthmusError(f"cannot read the run spec {path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise IsthmusError(f"run spec {path}: {'; '.join(faults_of(error.errors()))}") from None
 
 
 def _print_json(value: Any) -> None:
@@ -168,12 +174,21 @@ def start_run(
 ) -> None:
     """Start a run: one that exists, or a new one from a file."""
     with _Connection().client() as client:
-        run_id = client.create_run(_spec(Path(run))).id if Path(run).is_file() else run
-        started = client.start_run(run_id)
+        started = _create_and_start(client, _spec(Path(run))) if Path(run).is_file() else client.start_run(run)
         if watch:
-            _watch(client, run_id, as_json)
+            _watch(client, started.id, as_json)
         else:
             _print_run(started, as_json)
+
+
+def _create_and_start(client: CoordinatorClient, spec: RunSpec) -> Run:
+    """Leaves no run behind if it cannot be started."""
+    created = client.create_run(spec)
+    try:
+        return client.start_run(created.id)
+    except ProblemError:
+        client.delete_run(created.id)
+        raise
 
 
 @run_app.command("watch")
