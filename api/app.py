@@ -10,7 +10,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from api import routes
-from api.errors import InvalidError, NotFoundError, ProblemError
+from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, NotFoundError, ProblemError, faults_of
 from api.middleware import BodyLimits, SecurityHeaders, problem_response
 from api.schemas import PROTOCOL_VERSION
 from api.service import Service
@@ -28,7 +28,7 @@ _WEB = Path(__file__).parent / "web"
 def _limit(path: str) -> int:
     if "/contributions/" in path:
         return CONTRIBUTION_LIMIT
-    return _BLOB_LIMIT if re.search(r"/blobs/[^/]*$", path) else _JSON_LIMIT
+    return _BLOB_LIMIT if re.fullmatch(r"/v1/blobs/[^/]*", path) else _JSON_LIMIT
 
 
 async def _problem(_: Request, error: Exception) -> Response:
@@ -38,7 +38,7 @@ async def _problem(_: Request, error: Exception) -> Response:
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    faults = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors()]
+    faults = faults_of(error.errors())
     return problem_response(InvalidError("invalid_request", "; ".join(faults[:5]), errors=faults))
 
 
@@ -49,7 +49,7 @@ async def _plain_http(request: Request, error: Exception) -> Response:
         return problem_response(NotFoundError("no_such_route", detail))
     failure = ProblemError(f"http_{error.status_code}", str(error.detail))
     body = failure.problem().model_copy(update={"status": error.status_code, "title": str(error.detail)})
-    return JSONResponse(body.model_dump(), error.status_code, headers=error.headers)
+    return JSONResponse(body.model_dump(), error.status_code, headers=error.headers, media_type=PROBLEM_MEDIA_TYPE)
 
 
 async def _internal(request: Request, _: Exception) -> Response:

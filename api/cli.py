@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
+import stamina
 import typer
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -33,6 +34,9 @@ app.add_typer(site_app, name="site")
 out = Console()
 err = Console(stderr=True)
 
+_WATCH_PATIENCE_S = 600.0
+"""Whoever watches a run outlasts a restart of its coordinator."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 
 
@@ -45,7 +49,7 @@ class _Connection(BaseSettings):
     token: str | None = None
     data_dir: Path = Path("isthmus-data")
 
-    def client(self) -> CoordinatorClient:
+    def client(self, patience: float = 10.0) -> CoordinatorClient:
         """With the token given, or that of a coordinator whose data directory is here."""
         token, url = self.data_dir / "admin-token", self.data_dir / "url"
         if self.token is None and not token.exists():
@@ -53,12 +57,13 @@ class _Connection(BaseSettings):
                 f"no token: set ISTHMUS_TOKEN, or ISTHMUS_DATA_DIR to the coordinator's data directory (no {token})"
             )
         local = url.read_text().strip() if url.exists() else "http://127.0.0.1:8420"
-        return CoordinatorClient(self.coordinator or local, self.token or token.read_text().strip(), patience=10.0)
+        return CoordinatorClient(self.coordinator or local, self.token or token.read_text().strip(), patience=patience)
 
 
 def main() -> None:
     """Exit status: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted."""
     signal.signal(signal.SIGTERM, _interrupt)
+    stamina.instrumentation.set_on_retry_hooks([])  # which would write into our output
     try:
         app()
     except IsthmusError as error:
@@ -173,7 +178,7 @@ def start_run(
     as_json: AsJson = False,
 ) -> None:
     """Start a run: one that exists, or a new one from a file."""
-    with _Connection().client() as client:
+    with _Connection().client(_WATCH_PATIENCE_S if watch else 10.0) as client:
         started = _create_and_start(client, _spec(Path(run))) if Path(run).is_file() else client.start_run(run)
         if watch:
             _watch(client, started.id, as_json)
@@ -194,7 +199,7 @@ def _create_and_start(client: CoordinatorClient, spec: RunSpec) -> Run:
 @run_app.command("watch")
 def watch(run: str, as_json: AsJson = False) -> None:
     """Follow a run to its end, and report; fails unless it succeeds."""
-    with _Connection().client() as client:
+    with _Connection().client(_WATCH_PATIENCE_S) as client:
         _watch(client, run, as_json)
 
 

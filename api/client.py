@@ -5,6 +5,7 @@ so that a failed connection, a 429, a 502, a 503 or a 504 is tried again with th
 """
 
 import hashlib
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -27,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class UnreachableError(IsthmusError):
-    """No answer from the coordinator after all attempts."""
+    """The coordinator, or what it depends on, was away for longer than the client's patience."""
 
 
 class _TryAgainError(Exception):
@@ -125,7 +126,7 @@ class CoordinatorClient:
                 "is it running, and is the URL right?"
             ) from error
         except _TryAgainError as error:
-            raise error.error from None
+            raise UnreachableError(f"the coordinator at {self.url} is not available: {error}") from error.error
         raise AssertionError("stamina ends by returning or raising")
 
     @staticmethod
@@ -173,7 +174,7 @@ class CoordinatorClient:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def create_run(self, spec: schemas.RunSpec, idempotency_key: str | None = None) -> schemas.Run:
-        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}  # sent twice, it creates one run
         return schemas.Run.model_validate_json(self._send("POST", "/v1/runs", json=spec, headers=headers).content)
 
     def runs(self) -> list[schemas.Run]:

@@ -36,6 +36,7 @@ __all__ = [
     "UnsupportedMediaError",
     "UpgradeRequiredError",
     "error_from_problem",
+    "faults_of",
 ]
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -126,6 +127,13 @@ class UnavailableError(ProblemError):
 
 class StorageFullError(ProblemError):
     status, title = 507, "storage full"
+
+
+def faults_of(faults: Sequence[Any]) -> list[str]:
+    """One sentence per fault of a pydantic or FastAPI validation error's `errors()`: where, and what is wrong."""
+    places = (".".join(str(part) for part in fault["loc"]) for fault in faults)
+    messages = (str(fault["msg"]).removeprefix("Value error, ") for fault in faults)
+    return [f"{place}: {message}" if place else message for place, message in zip(places, messages, strict=True)]
 
 
 _BY_STATUS = {kind.status: kind for kind in ProblemError.__subclasses__()}

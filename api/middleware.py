@@ -1,10 +1,11 @@
 """Pure ASGI middleware: what is checked of every request before a route sees it, and what every answer carries."""
 
 import asyncio
+import json
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, ProblemError, TooLargeError, UnsupportedMediaError
@@ -22,13 +23,17 @@ class LengthRequiredError(InvalidError):
     status, title = 411, "length required"
 
 
-def problem_response(error: ProblemError) -> JSONResponse:
+class BodyTimeoutError(InvalidError):
+    status, title = 408, "request timeout"
+
+
+def problem_response(error: ProblemError) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
     if error.status == 503:
         headers["Retry-After"] = "1"
-    return JSONResponse(
-        error.problem().model_dump(), status_code=error.status, media_type=PROBLEM_MEDIA_TYPE, headers=headers
-    )
+    text = json.dumps(error.problem().model_dump(), ensure_ascii=False)
+    body = text.encode(errors="replace")  # it may quote what a hostile client sent
+    return Response(body, status_code=error.status, media_type=PROBLEM_MEDIA_TYPE, headers=headers)
 
 
 class BodyLimits:
@@ -77,8 +82,13 @@ def _with_timeout(receive: Receive) -> Receive:
         nonlocal complete
         if complete:
             return await receive()
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            message = await receive()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTimeoutError(
+                "body_timeout", f"the body stopped arriving for {BODY_TIMEOUT_S:g} s; send it again"
+            ) from None
         complete = not message.get("more_body", False)
         return message
 

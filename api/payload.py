@@ -45,11 +45,11 @@ def decode_message(kind: str, body: bytes) -> tuple[dict[str, Any], dict[str, ND
     if not 2 <= size <= min(_MAX_HEADER, len(body) - 8):
         raise ValueError("not a safetensors message: its header's length is out of range")
     try:
-        metadata = json.loads(body[8 : 8 + size]).get("__metadata__") or {}
+        metadata = json.loads(body[8 : 8 + size])["__metadata__"]
         header = json.loads(metadata[kind])
-    except KeyError:
+    except (KeyError, TypeError):
         raise ValueError(f"the message's metadata has no {kind!r}") from None
-    except (AttributeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the message's header is not valid JSON: {error}") from None
     if not isinstance(header, dict):
         raise ValueError(f"the message's {kind!r} header is not an object")
@@ -57,4 +57,6 @@ def decode_message(kind: str, body: bytes) -> tuple[dict[str, Any], dict[str, ND
         arrays = safetensors.numpy.load(body)
     except safetensors.SafetensorError as error:
         raise ValueError(f"not a safetensors message: {error}") from None
+    except KeyError as error:
+        raise ValueError(f"numpy has no arrays of dtype {error}") from None
     return header, arrays

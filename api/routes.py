@@ -44,6 +44,7 @@ Name = Annotated[schemas.Name, Path()]
 RunId = Annotated[str, Path(max_length=64)]
 Digest = Annotated[schemas.Digest, Path()]
 Number = Annotated[int, Path(ge=0, le=2**48)]
+RoundStep = Annotated[int, Path(ge=1, le=2**48)]
 
 
 def _require(principal: Principal, *scopes: str, site: str | None = None, run: str | None = None) -> None:
@@ -229,7 +230,7 @@ def _answer(answer: Answer, waiting_status: int) -> Response:
 async def contribute(
     run: RunId,
     region: Name,
-    step: Number,
+    step: RoundStep,
     site: Name,
     part: Number,
     request: Request,
@@ -248,7 +249,7 @@ async def contribute(
 async def abstain(
     run: RunId,
     region: Name,
-    step: Number,
+    step: RoundStep,
     site: Name,
     abstention: schemas.Abstention,
     service: Coordinator,
@@ -261,7 +262,7 @@ async def abstain(
 
 @v1.get("/runs/{run}/regions/{region}/steps/{step}/update/parts/{part}")
 async def update(
-    run: RunId, region: Name, step: Number, part: Number, service: Coordinator, caller: Caller, wait: Wait = 0
+    run: RunId, region: Name, step: RoundStep, part: Number, service: Coordinator, caller: Caller, wait: Wait = 0
 ) -> Response:
     _require(caller, "admin", "observer", "ranks", run=run)
     return _answer(await service.update(run, region, step, part, min(wait, MAX_WAIT_S)), 204)
@@ -273,8 +274,8 @@ async def log(
     region: Name,
     service: Coordinator,
     caller: Caller,
-    start: Annotated[int, Query(alias="from", ge=0)] = 0,
-    stop: Annotated[int | None, Query(alias="to", ge=0)] = None,
+    start: Annotated[int, Query(alias="from", ge=0, le=2**48)] = 0,
+    stop: Annotated[int | None, Query(alias="to", ge=0, le=2**48)] = None,
     wait: Wait = 0,
 ) -> schemas.LogPage:
     _require(caller, "admin", "observer", "ranks", run=run)

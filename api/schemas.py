@@ -3,20 +3,32 @@
 Times are RFC 3339 UTC, durations in seconds, sizes in bytes. Tensors travel apart, as safetensors (payload.py).
 """
 
+import math
+import re
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 PROTOCOL_VERSION = 1
 SUPPORTED_PROTOCOLS = range(1, 2)
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$")]
+_NAME = re.compile(r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?")
+
+
+def _checked_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(f"{value[:80]!r} is no name: use lower-case letters, digits, - and _ inside, at most 63")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_checked_name), Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$"})]
 """Of a site, region, run or task: lower case letters, digits, `-` and `_`, at most 63."""
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256, in lower-case hexadecimal."""
 Secret = Annotated[str, StringConstraints(min_length=32, max_length=256)]
+_MAX_DEPTH = 32
 Step = Annotated[int, Field(ge=0, le=2**48)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
 
@@ -62,12 +74,29 @@ class OuterSpec(Message):
     fragments: int = Field(default=1, ge=1, le=4096, description="parts of the parameters that move one by one")
 
 
+def _plain_json(value: Any, depth: int = 0) -> Any:
+    """JSON that every reader takes and gives back unchanged."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("numbers must be finite")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError("integers must fit 64 bits")
+    if isinstance(value, str) and not value.isascii():
+        value.encode()  # half of a surrogate pair is a ValueError
+    for inner in (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _plain_json(inner, depth + 1)
+    return value
+
+
 class RunSpec(Message):
     """What to train, where and how."""
 
     name: Name = Field(description="for people; need not be unique")
     task: Name = Field(description="a task that the operators of all sites allow")
-    params: dict[str, Any] = Field(default_factory=dict, description="passed to the task as they are")
+    params: Annotated[dict[str, Any], AfterValidator(_plain_json)] = Field(
+        default_factory=dict, description="passed to the task as they are"
+    )
     steps: int = Field(ge=1, le=10**9, description="inner steps")
     sites: list[Name] | None = Field(default=None, min_length=1, description="default: all that are online at start")
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -201,7 +230,7 @@ class RegionView(Message):
     name: Name
     step: Step = Field(description="last inner step whose entry is in the log")
     head: Position | None = None
-    tokens: Count = Field(description="tokens trained on since the last anchor")
+    tokens: int = Field(ge=0, description="tokens trained on since the last anchor")
 
 
 class Run(Message):
@@ -256,7 +285,7 @@ class ContributionHeader(Message):
     layout: Digest
     codec: str
     k: int
-    tokens: Count
+    tokens: int = Field(ge=0, le=2**40, description="behind this contribution")
     part: int
     parts: int
     absent: list[str] = Field(description="tensors that had no gradient so far")

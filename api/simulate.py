@@ -48,7 +48,8 @@ class Simulation(BaseModel):
 
     def spec(self) -> RunSpec:
         """Raises ValueError if it makes no sense."""
-        outer = OuterSpec(every=self.outer_every, fragments=self.fragments) if self.outer_every else None
+        every = min(self.outer_every, self.steps)
+        outer = OuterSpec(every=every, fragments=self.fragments) if every else None
         return RunSpec(
             name="simulation",
             task=_TASK,
@@ -128,6 +129,7 @@ def services(simulation: Simulation, folder: Path) -> Iterator[tuple[Coordinator
             service.check()
 
     try:
+        (folder / "url").unlink(missing_ok=True)  # of an earlier simulation in this directory
         options = ["--port", "0", "--data-dir", str(folder)]
         coordinator = Service("coordinator", options, folder / "coordinator.log", _CHECKOUT, _QUIET)
         services.append(coordinator)

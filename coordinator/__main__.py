@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.app import create_app
-from api.errors import IsthmusError, UnavailableError
+from api.errors import IsthmusError, UnavailableError, faults_of
 from api.middleware import problem_response
 from coordinator.blobs import BlobDirectory
 from coordinator.redis_server import EmbeddedRedis
@@ -35,8 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = CliApp.run(Settings, cli_args=sys.argv[1:] if arguments is None else arguments)
     except ValidationError as error:
-        for fault in error.errors():
-            print(f"isthmus coordinator: {'.'.join(map(str, fault['loc']))}: {fault['msg']}", file=sys.stderr)  # noqa: T201
+        for fault in faults_of(error.errors()):
+            print(f"isthmus coordinator: {fault}", file=sys.stderr)  # noqa: T201
         return 2
     try:
         _run(settings)
@@ -51,7 +51,7 @@ def _run(settings: Settings) -> None:
     listener = _listen(settings.host, settings.port)
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)
-        redis_url = settings.redis_url or stack.enter_context(EmbeddedRedis(settings.data_dir / "redis")).url
+        redis_url = settings.redis_url or stack.enter_context(EmbeddedRedis(settings.data_dir)).url
         asyncio.run(_serve(settings, redis_url, listener))
 
 
@@ -147,7 +147,7 @@ async def _grant_tokens(store: Store, settings: Settings) -> None:
                 _write(path, secrets.token_urlsafe(32), mode=0o600)
             token = path.read_text().strip()
             log.info("token", scope=scope, file=str(path.absolute()))
-        await store.grant(hashed(token), {"scope": scope})
+        await store.install(scope, hashed(token))
 
 
 def _write(path: Path, text: str, mode: int = 0o644) -> None:

@@ -22,10 +22,9 @@ from types import TracebackType
 from typing import IO, Self
 from urllib.parse import quote
 
-import psutil
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, ConnectionError, TimeoutError
+from redis.exceptions import BusyLoadingError, ConnectionError, RedisError, TimeoutError
 from redis.retry import Retry
 
 from api.errors import IsthmusError
@@ -138,23 +137,21 @@ class EmbeddedRedis:
         return [str(server), *(word for name, value in settings.items() for word in (f"--{name}", value))]
 
     def _stop_orphan(self, pid_file: IO[str]) -> None:
-        pid = _read_pid(pid_file)
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid or -1)
-            if Path(process.cwd()) == self._directory.resolve():
-                process.terminate()
+        """Of a killed coordinator. It is told on its socket: only a server of this directory listens there."""
         deadline = time.monotonic() + _STOP_TIMEOUT
         while not _try_lock(pid_file):
             if time.monotonic() > deadline:
                 raise IsthmusError(
-                    f"an earlier Redis server (process {pid or 'unknown'}) still uses {self._directory} and does not "
-                    "stop; end that process"
+                    f"an earlier Redis server (process {_read_pid(pid_file) or 'unknown'}) still uses "
+                    f"{self._directory} and does not stop; end that process"
                 )
+            with contextlib.suppress(RedisError), self._client() as client:
+                client.execute_command("SHUTDOWN", "NOSAVE")
             time.sleep(0.02)
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + self._start_timeout
-        with redis.Redis(unix_socket_path=str(self._socket), socket_timeout=1.0, retry=Retry(NoBackoff(), 0)) as client:
+        with self._client() as client:
             while True:
                 with contextlib.suppress(ConnectionError, TimeoutError, BusyLoadingError):
                     client.ping()
@@ -168,6 +165,9 @@ class EmbeddedRedis:
                         f"the Redis server did not answer within {self._start_timeout:g} s:\n{self._tail()}"
                     )
                 time.sleep(0.01)
+
+    def _client(self) -> redis.Redis:
+        return redis.Redis(unix_socket_path=str(self._socket), socket_timeout=1.0, retry=Retry(NoBackoff(), 0))
 
     def _tail(self, lines: int = 20) -> str:
         text = self._log.read_text(errors="replace")[-20_000:]

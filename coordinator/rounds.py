@@ -10,7 +10,7 @@ from algorithms.aggregate import aggregate, norm, outlier_halvings
 from algorithms.codec import pack_update, unpack_contribution
 from algorithms.layout import ParameterLayout
 from algorithms.updates import SparseUpdate
-from api.errors import ConflictError, InvalidError
+from api.errors import ConflictError, InvalidError, faults_of
 from api.payload import decode_message
 from api.schemas import PROTOCOL_VERSION, ContributionHeader, OptimizerSpec
 
@@ -32,7 +32,7 @@ def read_contribution(
         check_header(header, layout, optimizer)
         update = unpack_contribution(arrays, layout, codec=optimizer.codec, k=optimizer.k, absent=header.absent)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        faults = faults_of(error.errors())
         raise InvalidError("bad_contribution", f"contribution header: {'; '.join(faults[:5])}", errors=faults) from None
     except ValueError as error:
         raise InvalidError("bad_contribution", str(error)) from None

@@ -67,9 +67,9 @@ class CoordinatorService:
         """Looks at leases and unfinished work until cancelled; an unreachable Redis is reported and tried again."""
         while True:
             try:
-                await self._sites.expire(await self._store.tick(self._settings.tick_s))
-                for run in await self._store.active_runs():
-                    self._engine.work((await self._store.load(run)).state)
+                await self._sites.expire(await self._store.tick(self._settings.tick_s, self._settings.lease_s))
+                for state in await self._store.active():
+                    self._engine.work(state)
                 self._ticked = asyncio.get_running_loop().time()
             except (RedisError, ProblemError) as error:
                 log.warning("tick failed, to be tried again", error=str(error))
@@ -130,7 +130,7 @@ class CoordinatorService:
         now = await self._store.now()
         state = RunState(id=run, spec=spec, created_at=now, since=now)
         await self._store.create_run(state)
-        return _view(state)
+        return await self.run(run)
 
     async def list_runs(self) -> list[schemas.Run]:
         return [await self.run(run) for run in await self._store.runs()]
@@ -139,10 +139,13 @@ class CoordinatorService:
         return _view((await self._store.load(run)).state)
 
     async def delete_run(self, run: str) -> None:
-        state = (await self._store.load(run)).state
-        if not state.status.terminal and state.status is not RunStatus.PENDING:
-            raise ConflictError("wrong_status", f"run {run} is {state.status}: stop it before you delete it")
-        await self._store.delete_run(state)
+        while True:
+            found = await self._store.load(run)
+            status = found.state.status
+            if not status.terminal and status is not RunStatus.PENDING:
+                raise ConflictError("wrong_status", f"run {run} is {status}: stop it before you delete it")
+            if await self._store.delete_run(found):
+                return
 
     async def start_run(self, run: str) -> schemas.Run:
         spec = (await self._store.load(run)).state.spec
@@ -156,11 +159,11 @@ class CoordinatorService:
         if member is None or member.attempt != seat.attempt:
             raise ForbiddenError("not_a_member", f"run {run} has no attempt {seat.attempt} of site {site}")
         principal = {"scope": "ranks", "run": run, "site": site, "attempt": seat.attempt}
-        await self._store.grant(hashed(seat.secret), principal)
+        await self._store.claim(hashed(seat.secret), principal)
 
     async def join(self, run: str, site: str, request: schemas.JoinRequest) -> schemas.JoinReply:
         spec = (await self._store.load(run)).state.spec
-        layout = _checked_layout(request.layout, spec)
+        layout = await asyncio.to_thread(_checked_layout, request.layout, spec)
         event = LayoutPresented(site, request.attempt, await self._layouts.save(layout))
         state = await self._engine.apply(run, event)
         donor = site == state.donor
@@ -270,6 +273,8 @@ class CoordinatorService:
         _only_part(part)
         state = (await self._store.load(run)).state
         _known_region(state, region)
+        if step > state.spec.steps:
+            raise NotFoundError("step_not_found", f"run {run} has {state.spec.steps} steps: there is no step {step}")
         return await self._await_update(run, region, step, wait)
 
     # --- the log ------------------------------------------------------------------------------------------------------
@@ -381,6 +386,7 @@ def _same_place(header: schemas.ContributionHeader, **place: str | int) -> None:
 def _checked_layout(value: dict[str, object], spec: schemas.RunSpec) -> ParameterLayout:
     try:
         layout = ParameterLayout.from_json(value)
+        "".join([*layout.groups, *layout.index]).encode()  # half of a surrogate pair is a ValueError
         if layout.chunk != spec.optimizer.chunk:
             raise ValueError(f"the layout has chunk {layout.chunk}, the run's spec {spec.optimizer.chunk}")
         if spec.outer is not None:

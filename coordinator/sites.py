@@ -47,8 +47,8 @@ class Sites:
             secret_hash=secret_hash,
             registered_at=known.registered_at if known else now,
         )
+        await self._store.claim(secret_hash, {"scope": "site", "site": name})
         await self._store.save_site(record)
-        await self._store.grant(secret_hash, {"scope": "site", "site": name})
         until = await self._renew(name, now)
         return schemas.Registered(
             site=_view(record, until, now), lease_s=self._settings.lease_s, heartbeat_s=self._settings.heartbeat_s
@@ -123,19 +123,19 @@ class Sites:
                 await self._engine.apply(state.id, ProcessesGone(name))
 
     async def _active(self, name: str) -> list[RunState]:
-        states = [(await self._store.load(run)).state for run in await self._store.active_runs()]
-        return [state for state in states if name in state.members]
+        return [state for state in await self._store.active() if name in state.members]
 
     async def expire(self, now: datetime) -> None:
         """Takes note of every site whose lease is over."""
         leases = await self._store.leases()
-        for run in await self._store.active_runs():
-            state = (await self._store.load(run)).state
+        for state in await self._store.active():
             for site in state.members:
                 until = leases.get(site)
-                if until is not None and until < now:
+                if until is None:
+                    await self._engine.apply(state.id, SiteLost(site, "its agent was stopped"))
+                elif until < now:
                     because = f"no heartbeat for more than {self._settings.lease_s:g} s"
-                    await self._engine.apply(run, SiteLost(site, because))
+                    await self._engine.apply(state.id, SiteLost(site, because))
 
     # --- choosing sites for a run -------------------------------------------------------------------------------------
 

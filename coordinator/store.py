@@ -7,6 +7,7 @@ decides anything. Any Redis-compatible server from 6.2 on will do.
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from api import schemas
-from api.errors import NotFoundError
+from api.errors import ConflictError, NotFoundError
 from api.payload import canonical_json
 from api.schemas import RunStatus
 from coordinator.records import Record, RunState
@@ -34,7 +35,17 @@ for _, operation in ipairs(cjson.decode(ARGV[3])) do redis.call(unpack(operation
 return 1
 """
 
-# KEYS: last tick, leases. ARGV: interval in ms. After an outage all leases shift by its length (A6). Answers ms.
+# KEYS: the run, and what belongs to it. ARGV: expected version, the run's id. Answers 1, or 0 for a lost race.
+_DELETE = """
+if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
+for _, key in ipairs(KEYS) do redis.call('DEL', key) end
+redis.call('ZREM', 'runs', ARGV[2])
+redis.call('SREM', 'active', ARGV[2])
+return 1
+"""
+
+# KEYS: last tick, leases. ARGV: interval and length of a lease in ms. After an outage all leases shift by its length
+# (A6), but for those that were renewed since. Answers ms.
 _TICK = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -42,7 +53,10 @@ local last = tonumber(redis.call('GET', KEYS[1]) or now)
 redis.call('SET', KEYS[1], math.max(now, last))
 local gap = now - last
 if gap > 2 * ARGV[1] then
-  for _, site in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do redis.call('ZINCRBY', KEYS[2], gap, site) end
+  for _, site in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+    local shifted = redis.call('ZSCORE', KEYS[2], site) + gap
+    redis.call('ZADD', KEYS[2], math.min(shifted, now + ARGV[2]), site)
+  end
 end
 return now
 """
@@ -76,10 +90,11 @@ class Store:
 
     def __init__(self, url: str) -> None:
         pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url, max_connections=64, timeout=10, health_check_interval=15, socket_connect_timeout=5
+            url, max_connections=64, timeout=10, health_check_interval=15, socket_connect_timeout=20
         )
         self._redis: Any = redis.asyncio.Redis(connection_pool=pool)
         self._commit = self._redis.register_script(_COMMIT)
+        self._delete = self._redis.register_script(_DELETE)
         self._tick = self._redis.register_script(_TICK)
 
     async def close(self) -> None:
@@ -105,17 +120,19 @@ class Store:
         seconds, microseconds = await self._redis.time()
         return datetime.fromtimestamp(seconds + microseconds / 1e6, UTC)
 
-    async def tick(self, interval_s: float) -> datetime:
+    async def tick(self, interval_s: float, lease_s: float) -> datetime:
         """Redis TIME, after shifting all leases if nobody had ticked for more than two intervals."""
-        ms = await self._tick(keys=["tick", "leases"], args=[int(interval_s * 1000)])
+        ms = await self._tick(keys=["tick", "leases"], args=[int(interval_s * 1000), int(lease_s * 1000)])
         return datetime.fromtimestamp(ms / 1000, UTC)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     async def create_run(self, state: RunState) -> None:
+        """Nothing happens if the run is there."""
         pipe = self._redis.pipeline(transaction=True)
-        pipe.hset(_run(state.id), mapping={"version": 0, "state": state.model_dump_json()})
-        pipe.zadd("runs", {state.id: state.created_at.timestamp()})
+        pipe.hsetnx(_run(state.id), "version", 0)
+        pipe.hsetnx(_run(state.id), "state", state.model_dump_json())
+        pipe.zadd("runs", {state.id: state.created_at.timestamp()}, nx=True)
         await pipe.execute()
 
     async def load(self, run: str) -> Versioned:
@@ -130,9 +147,13 @@ class Store:
         """Newest first."""
         return [run.decode() for run in await self._redis.zrevrange("runs", 0, -1)]
 
-    async def active_runs(self) -> list[str]:
-        """Started, and not at an end."""
-        return sorted(run.decode() for run in await self._redis.smembers("active"))
+    async def active(self) -> list[RunState]:
+        """Runs that were started and are not at an end."""
+        states = []
+        for run in sorted(await self._redis.smembers("active")):
+            with suppress(NotFoundError):  # deleted meanwhile
+                states.append((await self.load(run.decode())).state)
+        return states
 
     async def commit(self, before: Versioned, after: Transition, messages: dict[int, str] | None = None) -> bool:
         """Replaces the state, unless somebody else did; `messages`: blob of an entry's message, by seq."""
@@ -151,6 +172,7 @@ class Store:
         if state.status.terminal:
             operations.append(["SREM", "active", state.id])
             operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(state)]
+            operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(state)]
         elif state.status is not RunStatus.PENDING:
             operations.append(["SADD", "active", state.id])
         if after.outer_round is not None:
@@ -158,15 +180,14 @@ class Store:
         arguments: list[str | int] = [before.version, state.model_dump_json(), json.dumps(operations)]
         return bool(await self._commit(keys=[_run(state.id)], args=arguments))
 
-    async def delete_run(self, state: RunState) -> None:
+    async def delete_run(self, run: Versioned) -> bool:
+        """Unless somebody has changed it."""
+        state = run.state
         series = await self._redis.smembers(f"metrics:{state.id}")
         keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}", *series]
         for region in state.regions:
             keys += [_log(state.id, region), _steps(state.id, region), _messages(state.id, region)]
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.zrem("runs", state.id)
-        pipe.delete(*keys)
-        await pipe.execute()
+        return bool(await self._delete(keys=keys, args=[run.version, state.id]))
 
     async def remember(self, key: str, value: str) -> str:
         """The value first stored under an idempotency key: this one, or an earlier one."""
@@ -230,8 +251,23 @@ class Store:
     async def end_lease(self, site: str) -> None:
         await self._redis.zrem("leases", site)
 
-    async def grant(self, secret_hash: str, principal: dict[str, Any]) -> None:
-        await self._redis.set(f"token:{secret_hash}", canonical_json(principal))
+    async def claim(self, secret_hash: str, principal: dict[str, Any]) -> None:
+        """Makes a secret the token of `principal`.
+
+        Raises:
+            ConflictError: it is a token of somebody else.
+        """
+        name, line = f"token:{secret_hash}", canonical_json(principal)
+        await self._redis.set(name, line, nx=True)
+        if await self._redis.get(name) != line.encode():
+            raise ConflictError("secret_taken", "this secret is in use as another token: make a new one at random")
+
+    async def install(self, scope: str, secret_hash: str) -> None:
+        """The one token of a scope that the settings name; the one before it is good no more."""
+        before = await self._redis.set(f"scope:{scope}", secret_hash, get=True)
+        if before is not None and before.decode() != secret_hash:
+            await self._redis.delete(f"token:{before.decode()}")
+        await self._redis.set(f"token:{secret_hash}", canonical_json({"scope": scope}))
 
     async def principal(self, secret_hash: str) -> dict[str, Any] | None:
         line = await self._redis.get(f"token:{secret_hash}")

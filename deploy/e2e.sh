@@ -84,8 +84,8 @@ build() {
     "${compose[@]}" build
     return
   fi
-  podman image exists docker.io/library/python:3.11-slim-bookworm || "$containers/python-base.sh"
-  podman image exists docker.io/library/redis:7-alpine || "$containers/redis-base.sh"
+  podman image exists localhost/python:3.11-slim-bookworm || "$containers/python-base.sh"
+  podman image exists localhost/redis:7-alpine || "$containers/redis-base.sh"
   local target volumes
   python3 "$containers/pip_volumes.py" "$work" >"$work/volumes"
   mapfile -t volumes <"$work/volumes"
@@ -109,7 +109,7 @@ check_images() {
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 wait_for_start() {
-  local container deadline=$((SECONDS + limit)) state
+  local container deadline=$((SECONDS + limit)) state restarts
   container=$("${compose[@]}" ps -q start)
   [ -n "$container" ] || die "compose made no container for the service 'start'"
   while :; do
@@ -118,6 +118,8 @@ wait_for_start() {
       "exited 0") break ;;
       exited*) "$engine" logs "$container"; die "the run did not succeed: isthmus ended with exit code ${state#exited }" ;;
     esac
+    restarts=$("${compose[@]}" ps -q coordinator | xargs "$engine" inspect -f '{{.RestartCount}}')
+    [ "$restarts" -lt 3 ] || die "the coordinator has been restarted $restarts times"
     [ $SECONDS -lt $deadline ] || die "the run has not ended within $limit s"
     sleep 1
   done
@@ -131,6 +133,7 @@ trap 'exit 143' TERM
 say "building ($engine)"
 build
 check_images
+sync # else Redis, which waits for the disk at every write, stands still for seconds while the new images are written
 say "starting"
 "${compose[@]}" up -d --no-build
 wait_for_start

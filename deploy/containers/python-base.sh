@@ -6,7 +6,7 @@
 #
 # Needs podman python3.11 python3.11-venv python3-pip ca-certificates netbase tzdata.
 set -euo pipefail
-tag=${1:-docker.io/library/python:3.11-slim-bookworm}
+tag=${1:-localhost/python:3.11-slim-bookworm}
 here=$(cd "$(dirname "$0")" && pwd)
 export CONTAINERS_CONF=${CONTAINERS_CONF:-$here/containers.conf}
 work=$(mktemp -d)

@@ -4,8 +4,8 @@
 #
 #   deploy/containers/redis-base.sh [TAG [BASE]]
 set -euo pipefail
-tag=${1:-docker.io/library/redis:7-alpine}
-base=${2:-docker.io/library/python:3.11-slim-bookworm}
+tag=${1:-localhost/redis:7-alpine}
+base=${2:-localhost/python:3.11-slim-bookworm}
 here=$(cd "$(dirname "$0")" && pwd)
 export CONTAINERS_CONF=${CONTAINERS_CONF:-$here/containers.conf} BUILDAH_FORMAT=docker
 work=$(mktemp -d)

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import redis
 
@@ -45,17 +44,22 @@ def connected(embedded):
         yield client
 
 
-def server_process(embedded):
-    with connected(embedded) as client:
-        return psutil.Process(client.info("server")["process_id"])
+def pid_of(client):
+    return client.info("server")["process_id"]
 
 
-def ended(process):
+def ended(pid):
     """A zombie counts: whether init reaps it is the machine's affair."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    command = ["ps", "-o", "stat=", "-p", str(pid)]
+    state = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return not state or state.startswith("Z")
+
+
+def wait_until_ended(pid):
+    deadline = time.monotonic() + 10
+    while not ended(pid):
+        assert time.monotonic() < deadline, f"process {pid} still runs"
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -88,9 +92,9 @@ def test_settings_and_clean_end(server, tmp_path):
     with EmbeddedRedis(tmp_path, server) as embedded:
         assert embedded.url == f"unix://{tmp_path}/redis/redis.sock"
         assert (tmp_path / "redis" / "redis.sock").stat().st_mode & 0o777 == 0o700
-        process = server_process(embedded)
-        assert os.getsid(process.pid) == process.pid
         with connected(embedded) as client:
+            pid = pid_of(client)
+            assert os.getsid(pid) == pid
             settings = client.config_get("*")
             assert settings["port"] == "0"
             assert settings["appendonly"] == "yes"
@@ -98,7 +102,7 @@ def test_settings_and_clean_end(server, tmp_path):
             assert settings["save"] == ""
             assert settings["maxmemory-policy"] == "noeviction"
             client.set("key", "value")
-    assert ended(process)
+    assert ended(pid)
     with EmbeddedRedis(tmp_path, server) as embedded, connected(embedded) as client:
         assert client.get("key") == b"value"
 
@@ -107,9 +111,9 @@ def test_a_killed_server_loses_nothing(server, tmp_path):
     with EmbeddedRedis(tmp_path, server) as embedded, connected(embedded) as client:
         for number in range(100):
             client.set(f"key{number}", number)
-        process = server_process(embedded)
-        process.kill()
-        process.wait(10)
+        pid = pid_of(client)
+        os.kill(pid, signal.SIGKILL)
+        wait_until_ended(pid)
     with EmbeddedRedis(tmp_path, server) as embedded, connected(embedded) as client:
         assert client.dbsize() == 100
 
@@ -118,12 +122,12 @@ def test_a_killed_coordinator_loses_nothing_and_leaves_no_server(any_server, tmp
     with coordinator_process(tmp_path) as process:
         with redis.Redis.from_url(process.url) as client:
             client.set("key", "value")
-            server = psutil.Process(client.info("server")["process_id"])
+            server = pid_of(client)
         process.kill()
         process.wait()
         with EmbeddedRedis(tmp_path) as embedded, connected(embedded) as client:
             assert client.get("key") == b"value"
-            assert server_process(embedded) != server
+            assert pid_of(client) != server
             assert ended(server)
 
 
@@ -131,10 +135,9 @@ def test_a_killed_coordinator_loses_nothing_and_leaves_no_server(any_server, tmp
 def test_the_server_ends_with_a_killed_coordinator(any_server, tmp_path):
     with coordinator_process(tmp_path) as process:
         with redis.Redis.from_url(process.url) as client:
-            server = psutil.Process(client.info("server")["process_id"])
+            server = pid_of(client)
         process.kill()
-        psutil.wait_procs([server], timeout=10)
-        assert ended(server)
+        wait_until_ended(server)
 
 
 def test_an_orphan_is_replaced_and_its_data_kept(any_server, tmp_path, monkeypatch):
@@ -144,11 +147,11 @@ def test_an_orphan_is_replaced_and_its_data_kept(any_server, tmp_path, monkeypat
     first.__enter__()
     with connected(first) as client:
         client.set("key", "value")
-    orphan = server_process(first)
+        orphan = pid_of(client)
     (tmp_path / "redis" / "coordinator.pid").unlink()  # as if its holder had been killed: nobody holds the new file
     with EmbeddedRedis(tmp_path) as second, connected(second) as client:
         assert client.get("key") == b"value"
-        assert server_process(second) != orphan
+        assert pid_of(client) != orphan
         assert ended(orphan)
     first.__exit__(None, None, None)
 
@@ -164,7 +167,7 @@ def test_a_second_coordinator_is_refused(any_server, tmp_path):
 def test_ctrl_c_at_the_terminal_does_not_reach_the_server(any_server, tmp_path):
     with coordinator_process(tmp_path) as process:
         with redis.Redis.from_url(process.url) as client:
-            server = psutil.Process(client.info("server")["process_id"])
+            server = pid_of(client)
         os.killpg(process.pid, signal.SIGINT)
         process.wait(20)
         assert ended(server)

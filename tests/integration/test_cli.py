@@ -1,0 +1,100 @@
+"""The real `isthmus` command against a real coordinator: what a user sees, above all when something is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent / "isthmus"
+Isthmus = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def isthmus(coordinator, tmp_path) -> Isthmus:
+    """Runs the command in an empty folder, with the coordinator's admin token unless told otherwise."""
+
+    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
+        given = {"ISTHMUS_COORDINATOR": coordinator.url, "ISTHMUS_TOKEN": coordinator.token("admin"), "COLUMNS": "200"}
+        environment = kept | given | variables
+        environment = {name: value for name, value in environment.items() if value}
+        return subprocess.run(
+            [BIN, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return run
+
+
+def write_spec(folder: Path, **values: object) -> str:
+    path = folder / "run.json"
+    path.write_text(json.dumps({"name": "cli", "task": "nothing", "steps": 10, **values}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "message"),
+    [
+        (("run", "show", "nope"), {}, "there is no run 'nope'; `isthmus run list` shows"),
+        (("run", "list"), {"ISTHMUS_TOKEN": "x" * 40}, "nobody has issued this token"),
+        (("run", "list"), {"ISTHMUS_TOKEN": ""}, "no token: set ISTHMUS_TOKEN"),
+        (("run", "start", "missing.json"), {}, "there is no run 'missing.json'"),
+        (("run", "create", "missing.json"), {}, "cannot read the run spec missing.json: No such file"),
+        (("site", "remove", "nowhere"), {}, "there is no site 'nowhere'"),
+        (("run", "export", "nope", "--out", "x"), {}, "there is no run 'nope'"),
+    ],
+)
+def test_errors_name_the_thing_and_the_remedy(isthmus, words, variables, message):
+    done = isthmus(*words, **variables)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"outer": {"every": 20}}, "outer.every = 20 is more than steps = 10"),
+        ({"steps": 0}, "steps: Input should be greater than or equal to 1"),
+        ({"optimizer": {"k": 5000}}, "k = 5000 exceeds the 4096 elements of a chunk"),
+        ({"stepps": 5}, "stepps: Extra inputs are not permitted"),
+        ({"name": "Big Name"}, "'Big Name' is no name: use lower-case letters"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_is_refused(isthmus, tmp_path, values, message):
+    done = isthmus("run", "start", write_spec(tmp_path, **values))
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "run.json" in done.stderr
+
+
+def test_a_new_run_that_cannot_start_leaves_nothing_behind(isthmus, tmp_path):
+    before = json.loads(isthmus("run", "list", "--json").stdout)
+    done = isthmus("run", "start", write_spec(tmp_path, sites=["nowhere"]))
+    assert done.returncode == 1
+    assert "site nowhere is not registered" in done.stderr
+    assert json.loads(isthmus("run", "list", "--json").stdout) == before
+
+
+def test_create_show_stop_and_delete(isthmus, tmp_path):
+    created = json.loads(isthmus("run", "create", write_spec(tmp_path), "--json").stdout)
+    assert created["status"] == "pending"
+    assert created["id"] in isthmus("run", "list").stdout
+    assert "not started yet" in isthmus("run", "show", created["id"]).stdout
+    assert json.loads(isthmus("run", "stop", created["id"], "--json").stdout)["status"] == "stopped"
+    assert isthmus("run", "delete", created["id"]).returncode == 0
+    assert created["id"] not in isthmus("run", "list").stdout
+
+
+def test_an_unreachable_coordinator_is_named(tmp_path):
+    environment = {**os.environ, "ISTHMUS_COORDINATOR": "http://127.0.0.1:1", "ISTHMUS_TOKEN": "x" * 40}
+    done = subprocess.run(
+        [BIN, "run", "list"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "no answer from the coordinator at http://127.0.0.1:1" in done.stderr
+    assert done.stdout == ""
