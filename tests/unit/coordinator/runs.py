@@ -94,6 +94,7 @@ class Driver:
         if self.state == before or not isinstance(event, Contributed | Abstained):
             return
         place = event.region, event.step
+        assert event.position == before.regions[event.region].head
         assert event.site not in self.accepted[place]
         assert event.site not in self.abstained[place]
         if isinstance(event, Contributed):

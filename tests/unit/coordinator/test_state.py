@@ -216,7 +216,7 @@ RunMachine.TestCase.settings = (
     if settings.get_current_profile_name() == "deep"
     else settings(max_examples=80, stateful_step_count=50, deadline=None)
 )
-TestRunMachine = RunMachine.TestCase
+TestRunMachine = pytest.mark.timeout(3600)(RunMachine.TestCase)
 
 
 # --- starting ---------------------------------------------------------------------------------------------------------
@@ -385,6 +385,17 @@ def test_averaging_waits_for_stored_copies():
     assert len(pending(driver.state)) == 1
     driver.work()
     assert driver.summaries[0].distinct == 2
+
+
+def test_a_second_average_of_a_fragment_is_dropped():
+    driver = Driver(TWO, steps=1, every=1, fragments=2).begin().until_outer()
+    for site in TWO:
+        driver.send(driver.announcement(site, 1))
+    driver.work()
+    before = driver.state
+    driver.send(Averaged(1, 1, digest_of("other"), None))
+    assert driver.state == before
+    assert before.anchors == (None, digest_of("anchor", 1, 1))
 
 
 def test_another_copy_after_the_first_is_refused():
