@@ -44,8 +44,8 @@ Arrays = dict[str, NDArray[np.uint8]]
 MAX_SCALE = 2.0**112
 """Keeps every value finite in float32: 127 * 2^112 < 2^119."""
 
-EXPONENTS = (-1000, 112)
-"""Bounds of an update's exponents: 127 * 2^112 is finite in float32."""
+EXPONENTS = (-1000, 120)
+"""Bounds of an update's exponents: 127 * 2^120 is finite in float32, and 4 * 2^117 is what MAX_SCALE can lead to."""
 
 VALUE_LIMITS = {4: 7, 6: 31, 8: 127}
 """Bits per value of an update -> largest magnitude."""

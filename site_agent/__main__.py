@@ -2,14 +2,12 @@
 
 import signal
 import sys
-from types import FrameType
-from typing import NoReturn
 
 import structlog
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
-from api.errors import IsthmusError
+from api.errors import IsthmusError, faults_of
 from site_agent.daemon import Daemon
 from site_agent.settings import Settings
 
@@ -20,24 +18,19 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = CliApp.run(Settings, cli_args=sys.argv[1:] if arguments is None else arguments)
     except ValidationError as error:
-        for fault in error.errors():
-            print(f"isthmus agent: {'.'.join(map(str, fault['loc']))}: {fault['msg']}", file=sys.stderr)  # noqa: T201
+        for fault in faults_of(error.errors()):
+            print(f"isthmus agent: {fault}", file=sys.stderr)  # noqa: T201
         return 2
-    signal.signal(signal.SIGTERM, _interrupt)
+    daemon = Daemon(settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: daemon.interrupt())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        Daemon(settings).serve()
-    except KeyboardInterrupt:
-        return 0
+        daemon.serve()
     except IsthmusError as error:
         print(f"isthmus agent: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
-
-
-def _interrupt(_: int, __: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

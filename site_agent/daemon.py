@@ -2,8 +2,10 @@
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
@@ -27,6 +29,8 @@ __all__ = ["Daemon"]
 
 _BUSY_WAIT_S = 1.0
 """Longest heartbeat poll while ranks run: so soon is their end reported."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -58,8 +62,12 @@ class _Finishing:
     deadline: float
 
 
+class _Interrupted(BaseException):
+    """Ends a wait for the coordinator."""
+
+
 class Daemon:
-    """One per site. `serve` returns when it is interrupted; everything it started is gone then."""
+    """One per site. `serve` returns after `interrupt`; everything it started is gone then."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -68,19 +76,45 @@ class Daemon:
         self._secret = _own_secret(self._directory / "secret")
         self._client = CoordinatorClient(settings.coordinator, self._secret, patience=10.0)
         self._heartbeat_s = 5.0
+        self._interrupted = self._waiting = False
         self._running: dict[tuple[str, int], _Running] = {}
         self._finishing: list[_Finishing] = []
 
+    def interrupt(self) -> None:
+        """For signal handlers. Breaks off a wait for the coordinator, but never the start or the end of ranks."""
+        self._interrupted = True
+        if self._waiting:
+            raise _Interrupted
+
     def serve(self) -> None:
-        """Until SystemExit or KeyboardInterrupt is raised in it by a signal handler."""
+        """Until interrupted.
+
+        Raises:
+            IsthmusError: the coordinator refuses this site, with its reason.
+        """
         try:
-            self._register()
+            self._wait_for(self._register)
+        except _Interrupted:
+            return
+        try:
             while True:
-                reply = self._beat()
+                reply = self._wait_for(self._beat)
                 if reply is not None:
                     self._follow(reply)
+        except _Interrupted:
+            pass
         finally:
             self._leave()
+
+    def _wait_for(self, answer: Callable[[], T]) -> T:
+        """Only in here is an interruption raised."""
+        self._waiting = True
+        try:
+            if self._interrupted:
+                raise _Interrupted
+            return answer()
+        finally:
+            self._waiting = False
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ class LocalRanks:
         )
         self._group = dist.new_group(backend="gloo") if cuda else dist.group.WORLD
         self._turn = 0
+        self._shared: list[str] = []
+        """Keys in the store of what was shared since the last gather."""
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -47,19 +49,23 @@ class LocalRanks:
         if self.rank > 0:
             self._send(data)
             return []
-        return [data, *(self._receive(rank) for rank in range(1, self.count))]
+        everybody = [data, *(self._receive(rank) for rank in range(1, self.count))]
+        for key in self._shared:  # whoever has sent this has read all of them
+            self._store.delete_key(key)
+        self._shared = []
+        return everybody
 
     def share(self, data: bytes | None) -> bytes:
         """Rank 0's data, at every rank; the others pass None."""
         if self.count == 1:
             assert data is not None
             return data
-        # Two keys in turn: everybody has passed the last but one when rank 0 comes back to it.
-        key = f"isthmus/share/{self._turn % 2}"
+        key = f"isthmus/share/{self._turn}"
         self._turn += 1
         if self.rank == 0:
             assert data is not None
-            self._store.set(key, f"{self._turn}/{len(data)}")
+            self._store.set(key, str(len(data)))
+            self._shared.append(key)
             self._broadcast(_tensor(data))
             return data
         self._store.wait([key], _PATIENCE)

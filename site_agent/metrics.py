@@ -12,6 +12,8 @@ from site_agent.settings import Session
 __all__ = ["Metrics"]
 
 _EVERY_S = 1.0
+_MOST = 1000
+"""Points in one report."""
 
 
 class Metrics:
@@ -50,8 +52,9 @@ class Metrics:
         if self._client is None:
             return
         self.log(step, self._totals(wait_s))
-        self._client.add_metrics(self._session.run, self._session.site, self._points)
-        self._points = []
+        points, self._points = self._points, []
+        for start in range(0, len(points), _MOST):
+            self._client.add_metrics(self._session.run, self._session.site, points[start : start + _MOST])
         self._sent = time.monotonic()
 
     def _totals(self, wait_s: float) -> dict[str, float]:

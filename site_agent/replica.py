@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from algorithms import DeMo
-from algorithms.codec import unpack_update
+from algorithms.codec import digest_arrays, unpack_update
 from algorithms.demo import StepEntry
 from algorithms.layout import canonical_name
 from api.errors import IsthmusError
@@ -61,6 +61,8 @@ class Replica:
         """
         header, arrays = decode_message("entry", message)
         self._follow(header, "step")
+        if header["parts"] != ([digest_arrays(arrays)] if arrays else []):
+            raise IsthmusError(f"entry {header['seq']} arrived with other arrays than its header names")
         return StepEntry(
             update=unpack_update(arrays, self._optimizer.layout) if header["parts"] else None,
             lr=tuple(header["lr"]),
@@ -89,11 +91,10 @@ class Replica:
     def _follow(self, header: Header, *kinds: str) -> None:
         expected = _GENESIS if self.position is None else self.position.hash
         if (header["seq"], header["previous"]) != (self.next_seq, expected):
-            raise IsthmusError(
-                f"entry {header['seq']} does not follow entry {self.next_seq - 1} of this site: its log is another one"
-            )
+            last = "the empty log" if self.position is None else f"entry {self.position.seq}"
+            raise IsthmusError(f"entry {header['seq']} does not follow {last} of this site: its log is another one")
         if header["kind"] not in kinds:
-            raise IsthmusError(f"entry {header['seq']} is a {header['kind']}, not a {' or '.join(kinds)}")
+            raise IsthmusError(f"entry {header['seq']} is of kind {header['kind']}, not {' or '.join(kinds)}")
         self.position = Position(seq=header["seq"], hash=digest_json(header))
 
 

@@ -1,7 +1,12 @@
-"""Groups of ranks under torchrun: start, watch, stop. It knows processes, not runs or coordinators."""
+"""Groups of ranks under torchrun: start, watch, stop. It knows processes, not runs or coordinators.
+
+torchrun gives every rank a session of its own, so that the processes of a group have no process group in common. They
+have an environment variable in common, and are found by it.
+"""
 
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -10,10 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 __all__ = ["Exit", "RankGroup"]
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 1 << 14
+_MARK = "ISTHMUS_RANK_GROUP"
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 
 
@@ -27,7 +35,7 @@ class Exit:
 
 
 class RankGroup:
-    """The ranks of one run at this site: torchrun in a process group of its own, one log per rank.
+    """The ranks of one run at this site: torchrun in a session of its own, one log per rank.
 
     Args:
         command: what each rank runs.
@@ -38,6 +46,7 @@ class RankGroup:
 
     def __init__(self, command: Sequence[str], ranks: int, logs: Path, environment: dict[str, str]) -> None:
         self._logs = logs
+        self._mark = secrets.token_hex(16)
         launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         options = ["--nproc-per-node", str(ranks), "--max-restarts", "0", "--redirects", "3", "--log-dir", str(logs)]
         with (logs / "torchrun.log").open("wb") as output:
@@ -47,7 +56,7 @@ class RankGroup:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **_network(), **environment},
+                env={**os.environ, **_network(), **environment, _MARK: self._mark},
             )
 
     def poll(self) -> Exit | None:
@@ -60,16 +69,26 @@ class RankGroup:
         return self._failure(code)
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM to the whole group, SIGKILL after the grace; returns when nothing of it is left."""
-        self._signal(signal.SIGTERM)
+        """SIGTERM, which torchrun passes on; SIGKILL after the grace. Returns when nothing of the group is left."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_s)
-        self._signal(signal.SIGKILL)
+        while left := self._processes():
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1.0)
         self._process.wait()
 
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+    def _processes(self) -> list[psutil.Process]:
+        """torchrun, the ranks and what they started, also if whoever started them is gone."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if process.environ().get(_MARK) == self._mark:
+                    found.append(process)
+        return found
 
     def _failure(self, code: int) -> Exit:
         launcher_log = _tail(self._logs / "torchrun.log", lines=200)

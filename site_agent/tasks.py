@@ -4,7 +4,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from api.schemas import Name
 
@@ -29,10 +29,7 @@ def parse_task(text: str) -> Task:
     words = shlex.split(command)
     if not separator or not words:
         raise ValueError(f"task {text!r} must read NAME=COMMAND, such as tiny_lm='python train.py'")
-    try:
-        _NAME.validate_python(name)
-    except ValidationError:
-        raise ValueError(f"{name!r} is no name for a task: use lower case letters, digits, - and _") from None
+    _NAME.validate_python(name)
     if words[0] in ("python", "python3"):
         words[0] = sys.executable
     return Task(name, tuple(words))

@@ -38,7 +38,9 @@ class Chunk(NamedTuple):
 
 
 def canonical_name(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+    """Without the components `module.` and `_orig_mod.`; the last one has no dot after it, and stays."""
+    *path, leaf = name.split(".")
+    return ".".join([part for part in path if part not in ("module", "_orig_mod")] + [leaf])
 
 
 def layout_order(names: list[str]) -> list[str]:
@@ -74,15 +76,12 @@ def cut_tensor(shape: tuple[int, ...], chunk: int) -> Iterator[np.ndarray]:
     if positions.size == 0:
         return
     if len(shape) > 2 and max(shape[2:]) > 16:  # a stack of matrices
-        for matrix in positions.reshape(-1, *shape[-2:]):
-            yield from cut_matrix(matrix, chunk)
-        return
-    rows = shape[0] if len(shape) > 1 else 1
-    matrix = positions.reshape(rows, -1)
-    if 1 in matrix.shape:
-        yield from cut_vector(positions, chunk)
+        matrices = list(positions.reshape(-1, *shape[-2:]))
     else:
-        yield from cut_matrix(matrix, chunk)
+        rows = shape[0] if len(shape) > 1 else 1
+        matrices = [positions.reshape(rows, -1)]
+    for matrix in matrices:
+        yield from cut_vector(matrix.reshape(-1), chunk) if 1 in matrix.shape else cut_matrix(matrix, chunk)
 
 
 def chunks(tensors: Tensors, chunk: int) -> list[Chunk]:

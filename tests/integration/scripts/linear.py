@@ -1,0 +1,52 @@
+"""A training script with one linear layer, which misbehaves where the run's params tell it to.
+
+Params: `folder`, where it leaves a line with the digest of the parameters after every step; `size` of the layer;
+`raise_at` and `raising`: the step at which a site fails.
+"""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from site_agent import join
+
+
+def random_batches(width: int, seed: int) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(4, width, generator=generator) for _ in itertools.count())
+
+
+def fail_if_told(params: dict[str, Any], site: str, step: int) -> None:
+    if params.get("raising") == site and params["raise_at"] == step:
+        sys.stderr.write("this is the last line before the end\n")
+        (Path(params["folder"]) / "raised").touch()
+        raise RuntimeError("the data are broken")
+
+
+def main() -> None:
+    with join() as site:
+        params = site.spec.params
+        folder, size = Path(params["folder"]), params.get("size", [24, 16])
+        torch.manual_seed(site.rank + 10)  # not the same at all ranks: entry 0 makes it so
+        model = nn.Linear(*size)
+        wrapped = DistributedDataParallel(model) if site.ranks > 1 else model
+        optimizer = site.optimizer(wrapped)
+        with (folder / f"digests-{site.name}-{site.rank}").open("w", buffering=1) as digests:
+            for step, batch in enumerate(site.batches(random_batches(size[0], site.seed)), 1):
+                loss = (wrapped(batch) - 1).square().mean()
+                loss.backward()
+                fail_if_told(params, site.name, step)
+                optimizer.step()
+                optimizer.zero_grad()
+                digests.write(f"{optimizer.parameters_digest()}\n")
+                site.log(loss=loss.item())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,385 @@
+"""Real agents, torchrun, ranks and coordinator: how runs of small scripts go, and how they end if something breaks."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from algorithms.bits import packed_size
+from algorithms.layout import ParameterLayout
+from algorithms.traffic import contribution_bytes
+from api.client import CoordinatorClient
+from api.export import export_model, file_digest
+from api.payload import encode_message
+from api.processes import Service
+from api.schemas import PROTOCOL_VERSION, ContributionHeader, Position, Run, RunSpec
+from tests import reference
+from tests.conftest import ROOT, LiveCoordinator, wait_until
+from tests.integration.test_three_sites import read_log, tensors_of
+from tests.processes import processes_of
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+@dataclass
+class Agents:
+    """Agents of one coordinator, and the runs that they do together."""
+
+    coordinator: LiveCoordinator
+    folder: Path
+    services: dict[str, Service] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.client: CoordinatorClient = self.coordinator.client()
+
+    def start(self, name: str, region: str, ranks: int = 1) -> None:
+        options = {
+            "--name": name,
+            "--region": region,
+            "--ranks": str(ranks),
+            "--coordinator": self.coordinator.url,
+            "--join-token-file": str(self.coordinator.directory / "join-token"),
+            "--data-dir": str(self.site(name)),
+            "--grace-s": "2",
+        }
+        arguments = [word for option in options.items() for word in option]
+        for task in ("linear", "odd"):
+            arguments += ["--task", f"{task}=python {shlex.quote(str(SCRIPTS / f'{task}.py'))}"]
+        self.services[name] = Service("site_agent", arguments, self.folder / f"{name}.log", ROOT, ENVIRONMENT)
+
+    def site(self, name: str) -> Path:
+        return self.folder / f"data-of-{name}"
+
+    def ranks(self, name: str) -> list[psutil.Process]:
+        """torchrun and what it started, at one site."""
+        return processes_of(self.site(name) / "runs")
+
+    def run(self, task: str, sites: list[str], folder: Path, params: dict[str, Any], **spec: Any) -> Run:
+        """A run that has just been started."""
+        wait_until(lambda: all(self._online(site) for site in sites), f"{sites}", seconds=60)
+        params = {"folder": str(folder), **params}
+        run = self.client.create_run(RunSpec(name=task, task=task, params=params, sites=sites, **spec))
+        return self.client.start_run(run.id)
+
+    def _online(self, name: str) -> bool:
+        self.services[name].check()
+        return any(site.name == name and site.status == "online" for site in self.client.sites())
+
+    def until(self, run: Run, condition: Callable[[Run], bool], what: str) -> Run:
+        def look() -> Run | None:
+            now = self.client.run(run.id)
+            return now if condition(now) else None
+
+        return wait_until(look, f"{what} of {run.id}; {self.client.run(run.id).reason}", seconds=100)
+
+    def end(self, run: Run) -> Run:
+        return self.until(run, lambda now: now.status.terminal, "the end")
+
+    def nothing_left(self, *sites: str) -> None:
+        wait_until(lambda: not any(self.ranks(site) for site in sites), f"the processes at {sites} to end", 15)
+
+    def close(self) -> None:
+        for service in self.services.values():
+            service.interrupt()
+        for service in self.services.values():
+            service.join()
+
+
+@pytest.fixture(scope="module")
+def agents(coordinator: LiveCoordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
+    """ant and bee in region west with one rank each; cat and dog in region pets with two."""
+    agents = Agents(coordinator, tmp_path_factory.mktemp("agents"))
+    for name in ("ant", "bee"):
+        agents.start(name, "west")
+    for name in ("cat", "dog"):
+        agents.start(name, "pets", ranks=2)
+    yield agents
+    agents.close()
+    assert not processes_of(agents.folder)
+
+
+def digests(folder: Path, site: str, rank: int = 0) -> list[str]:
+    """Of the parameters after each step, as this rank saw them."""
+    return (folder / f"digests-{site}-{rank}").read_text().split()
+
+
+def replayed(client: CoordinatorClient, run: Run, region: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The parameters at the start and at the end of the log, by the reference."""
+    layout = ParameterLayout.from_json(client.model(run.id).layout)
+    log = read_log(client, run.id, region)
+    start = tensors_of(layout, client.get_blob(log[0][0]["parameters"]))
+    groups = [tensor.group for tensor in layout.tensors]
+    fragments = layout.fragments(run.spec.outer.fragments if run.spec.outer else 1)
+    ranges = [(tensors.start, tensors.stop) for tensors in fragments]
+    return start, reference.replay(log, start, client.get_blob, chunk=layout.chunk, fragments=ranges, groups=groups)
+
+
+# --- runs that succeed ------------------------------------------------------------------------------------------------
+
+
+def test_two_sites_of_two_ranks_with_outer_steps(agents: Agents, tmp_path: Path) -> None:
+    outer = {"every": 3, "fragments": 2}
+    run = agents.end(agents.run("linear", ["cat", "dog"], tmp_path, {"size": [140, 90]}, steps=6, outer=outer))
+    assert run.status == "succeeded", run.reason
+    assert (run.alarms, run.outer_rounds) == ([], 2)
+    seen = [digests(tmp_path, site, rank) for site in ("cat", "dog") for rank in (0, 1)]
+    assert len(seen[0]) == 6
+    assert seen[1:] == seen[:1] * 3  # every rank of every site, after every step
+    assert len(set(seen[0])) == 6
+    assert {member.digest for member in run.members} == {digest_of(replayed(agents.client, run, "pets")[1])}
+    layout = ParameterLayout.from_json(agents.client.model(run.id).layout)
+    steps = [(header, arrays) for header, arrays in read_log(agents.client, run.id, "pets") if header["kind"] == "step"]
+    for header, arrays in steps:
+        assert [contributor["tokens"] for contributor in header["contributors"]] == [8, 8]  # 4 samples at each rank
+        update = reference.unpack_update(arrays, [(t.name, t.shape) for t in layout.tensors], layout.chunk)
+        assert all(chunk and chunk.values for chunk in update)  # from both ranks' halves of the chunks
+    agents.nothing_left("cat", "dog")
+
+
+def digest_of(tensors: dict[str, np.ndarray]) -> str:
+    return reference.parameters_digest([tensors[name] for name in sorted(tensors)])
+
+
+@dataclass(frozen=True)
+class Finished:
+    client: CoordinatorClient
+    run: Run
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def pure(agents: Agents, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """One region and no outer step."""
+    folder = tmp_path_factory.mktemp("pure")
+    optimizer = {"codec": "int8", "k": 64, "weight_decay": 0.1, "warmup": 3}
+    params = {"size": [300, 256]}
+    run = agents.end(agents.run("linear", ["ant", "bee"], folder, params, steps=8, optimizer=optimizer))
+    assert run.status == "succeeded", run.reason
+    return Finished(agents.client, run, folder)
+
+
+def test_pure_demo_exports_what_the_sites_ended_with(pure: Finished, tmp_path: Path) -> None:
+    (digest,) = {member.digest for member in pure.run.members}
+    assert digests(pure.folder, "ant") == digests(pure.folder, "bee")
+    assert digests(pure.folder, "ant")[-1] == digest
+    assert export_model(pure.client, pure.run.id, tmp_path / "model") == file_digest(tmp_path / "model") == digest
+    assert digest_of(replayed(pure.client, pure.run, "west")[1]) == digest
+    assert pure.client.outer_rounds(pure.run.id) == []
+
+
+def http_head(request: httpx.Request) -> int:
+    """Bytes of the request line, the headers and the empty line after them."""
+    line = f"{request.method} {request.url.raw_path.decode()} HTTP/1.1\r\n"
+    return len(line) + sum(len(name) + len(value) + 4 for name, value in request.headers.raw) + 2
+
+
+def test_bytes_sent_are_the_formula_and_headers(pure: Finished) -> None:
+    """Headers are two: that of the safetensors message (the contribution's own and the table of its arrays), and the
+    head of the HTTP request. Both are taken from a message that is made here, of zeros."""
+    spec, layout = pure.run.spec, ParameterLayout.from_json(pure.client.model(pure.run.id).layout)
+    formula = contribution_bytes(layout, spec.optimizer.k, "int8")
+    (tall,) = layout.shapes.keys() - {(4, 64)}
+    assert len(layout.shapes) == 2  # all but the bias, which is (4, 64)
+    arrays = {}
+    for shape in (tall, (4, 64)):
+        chunks, elements = layout.select(shape).size, shape[0] * shape[1]
+        values = chunks * max(round(spec.optimizer.k * elements / layout.chunk**2), 1)
+        sizes = {"indices": packed_size(values, (elements - 1).bit_length()), "values": values, "scales": 2 * chunks}
+        arrays |= {f"{shape[0]}x{shape[1]}.{name}": np.zeros(size, np.uint8) for name, size in sizes.items()}
+    assert sum(array.nbytes for array in arrays.values()) == formula
+    header = ContributionHeader(
+        version=PROTOCOL_VERSION,
+        run=pure.run.id,
+        region="west",
+        site="ant",
+        step=5,
+        position=Position(seq=5, hash="0" * 64),
+        layout=layout.digest,
+        codec="int8",
+        k=spec.optimizer.k,
+        tokens=4,
+        part=0,
+        parts=1,
+        absent=[],
+    )
+    body = encode_message("contribution", header.model_dump(mode="json"), arrays)
+    heads: list[int] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        heads.append(http_head(request))
+        return httpx.Response(200)
+
+    secret = "s" * 43  # as long as the ranks'
+    with CoordinatorClient(pure.client.url, secret, transport=httpx.MockTransport(answer)) as client:
+        client.contribute(pure.run.id, "west", 5, "ant", 0, body, 25.0)
+    per_step = formula + (len(body) - formula) + heads[0]
+    for site in ("ant", "bee"):
+        points = [point for point in pure.client.metrics(pure.run.id) if point.site == site]
+        counted = max(point.values.get("round_bytes_up") or 0 for point in points)
+        assert counted == pytest.approx(8 * per_step, rel=0.02)
+    assert formula > 0.5 * per_step  # else the headers would say it all
+
+
+# --- odd models and gradients -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def odd(agents: Agents, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Six steps; at the second one site abstains, at the fourth both."""
+    folder = tmp_path_factory.mktemp("odd")
+    params = {"not_finite": {"2": ["bee"], "4": ["ant", "bee"]}}
+    run = agents.end(agents.run("odd", ["ant", "bee"], folder, params, steps=6, optimizer={"weight_decay": 0.1}))
+    assert run.status == "succeeded", run.reason
+    return Finished(agents.client, run, folder)
+
+
+def test_code_after_the_loop_runs_to_its_end(odd: Finished, agents: Agents) -> None:
+    assert not (odd.folder / "done-ant").exists()
+    (odd.folder / "go").touch()
+    for site in ("ant", "bee"):
+        wait_until((odd.folder / f"done-{site}").exists, f"the end of {site}'s script", seconds=30)
+    agents.nothing_left("ant", "bee")
+
+
+def test_an_odd_model_ends_with_equal_digests(odd: Finished) -> None:
+    (digest,) = {member.digest for member in odd.run.members}
+    start, end = replayed(odd.client, odd.run, "west")
+    assert digest_of(end) == digest
+    untouched = {name for name in start if np.array_equal(start[name], end[name])}
+    assert untouched == {"frozen", "unused"}
+    headers = [header for header, _ in read_log(odd.client, odd.run.id, "west")]
+    assert len(headers) == 7
+
+
+def test_buffers_are_the_donors_everywhere(odd: Finished) -> None:
+    ant, bee = (json.loads((odd.folder / f"buffers-{site}").read_text()) for site in ("ant", "bee"))
+    assert ant == bee
+    assert ant["norm.running_mean"] == [float(ord("a"))] * 12
+    assert ant["norm.num_batches_tracked"] == ord("a")
+
+
+def test_gradients_that_are_not_finite_abstain(odd: Finished) -> None:
+    steps = [header for header, _ in read_log(odd.client, odd.run.id, "west") if header["kind"] == "step"]
+    answers = [
+        ([each["site"] for each in header["contributors"]], [each["site"] for each in header["abstentions"]])
+        for header in steps
+    ]
+    assert answers[0] == (["ant", "bee"], [])
+    assert answers[1] == (["ant"], ["bee"])
+    assert answers[3] == ([], ["ant", "bee"])
+    assert all("not finite" in each["reason"] for each in steps[3]["abstentions"])
+    assert [bool(header["parts"]) for header in steps] == [True, True, True, False, True, True]
+    seen = wait_until(lambda: digests_of_both(odd.folder), "the digests")
+    assert seen[2] == seen[3]  # an empty entry changes nothing, not even by weight decay
+    assert len(set(seen)) == 5
+
+
+def digests_of_both(folder: Path) -> list[str] | None:
+    if not all((folder / f"digests-{site}-0").exists() for site in ("ant", "bee")):
+        return None
+    ant, bee = (digests(folder, site) for site in ("ant", "bee"))
+    assert ant == bee
+    return ant
+
+
+# --- runs that end before their time ----------------------------------------------------------------------------------
+
+
+def test_a_script_that_raises_fails_the_run_with_its_last_lines(agents: Agents, tmp_path: Path) -> None:
+    run = agents.run("linear", ["ant", "bee"], tmp_path, {"raising": "bee", "raise_at": 2}, steps=10)
+    wait_until((tmp_path / "raised").exists, "the script to raise")
+    raised = time.monotonic()
+    ended = agents.end(run)
+    assert time.monotonic() - raised < 10
+    assert ended.status == "failed"
+    first, *log = ended.reason.splitlines()
+    assert first == "site bee, rank 0: exit code 1"
+    assert "this is the last line before the end" in log
+    assert log[-1].endswith("RuntimeError: the data are broken")
+    agents.nothing_left("ant", "bee")
+
+
+def test_an_operator_stops_a_run_in_the_middle(agents: Agents, tmp_path: Path) -> None:
+    run = agents.run("linear", ["ant", "bee"], tmp_path, {}, steps=10**6)
+    agents.until(run, lambda now: now.step >= 2, "step 2")
+    agents.client.stop_run(run.id)
+    ended = agents.end(run)
+    assert ended.status == "stopped"
+    assert ended.reason.startswith("stopped by request at step ")
+    assert 2 <= ended.step < 10**6
+    agents.nothing_left("ant", "bee")
+
+
+def test_killed_ranks_fail_the_run(agents: Agents, tmp_path: Path) -> None:
+    run = agents.run("linear", ["bee"], tmp_path, {}, steps=10**6)
+    agents.until(run, lambda now: now.step >= 2, "step 2")
+    (rank,) = (process for process in agents.ranks("bee") if process.cmdline()[1] == str(SCRIPTS / "linear.py"))
+    rank.kill()
+    ended = agents.end(run)
+    assert ended.status == "failed"
+    assert ended.reason.startswith("site bee, rank 0: killed (out of memory?)")
+    agents.nothing_left("bee")
+
+
+def test_an_agent_that_is_told_to_end_leaves_and_takes_its_ranks_along(agents: Agents, tmp_path: Path) -> None:
+    agents.start("elk", "west")
+    run = agents.run("linear", ["ant", "elk"], tmp_path, {}, steps=10**6)
+    agents.until(run, lambda now: now.step >= 2, "step 2")
+    agents.services["elk"].interrupt()
+    ended = agents.end(run)
+    assert (ended.status, ended.reason) == ("failed", "site elk was lost: its agent was stopped")
+    wait_until(lambda: not processes_of(agents.site("elk")), "elk's processes to end", 15)
+    assert agents.client.site("elk").status == "left"
+    agents.nothing_left("ant")
+
+
+# --- the simulation ---------------------------------------------------------------------------------------------------
+
+
+def test_simulations_side_by_side_and_one_that_is_interrupted(tmp_path: Path) -> None:
+    """Three on one machine at the same time: two go to their end, the third gets Ctrl-C in the middle."""
+    isthmus = Path(sys.executable).with_name("isthmus")
+
+    def simulate(name: str, steps: int) -> subprocess.Popen[str]:
+        options = ["--sites", "1", "--outer-every", "0", "--steps", str(steps), "--directory", str(tmp_path / name)]
+        return subprocess.Popen(
+            [isthmus, "simulate", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, **ENVIRONMENT},
+        )
+
+    first, second, third = simulate("one", 2), simulate("two", 2), simulate("three", 10**6)
+    with first, second, third:
+        wait_until(lambda: "step 2" in trace(tmp_path / "three"), "the third one to train")
+        third.send_signal(signal.SIGINT)
+        assert third.wait(60) == 130
+        assert not processes_of(tmp_path / "three")
+        for simulation in (first, second):
+            output, _ = simulation.communicate(timeout=100)
+            assert simulation.returncode == 0, output
+    assert not processes_of(tmp_path)
+
+
+def trace(folder: Path) -> str:
+    """What an observer sees of the only run of a simulation."""
+    url, token = folder / "url", folder / "observer-token"
+    if not url.exists():
+        return ""
+    with CoordinatorClient(url.read_text().strip(), token.read_text().strip()) as client:
+        return "".join(f"step {run.step}" for run in client.runs())

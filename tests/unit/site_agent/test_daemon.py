@@ -1,0 +1,169 @@
+"""What an agent starts and stops, without processes or a coordinator; and when a signal may break in."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api.client import UnreachableError
+from api.errors import NotFoundError
+from api.schemas import Assignment, Heartbeat, HeartbeatReply, ProcessReport, ProcessState, RunStatus
+from site_agent import daemon as daemon_module
+from site_agent.daemon import Daemon
+from site_agent.settings import Settings
+from site_agent.supervisor import Exit
+
+
+def assignment(run: str = "run-1", task: str = "tiny") -> Assignment:
+    return Assignment(run=run, attempt=1, region="west", task=task)
+
+
+class World:
+    """The coordinator and the groups of ranks as one agent sees them; `events` is what happened, in order.
+
+    `beats` are the answers to heartbeats, or errors; after the last one the agent gets SIGTERM.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.events: list[str] = []
+        self.reports: list[list[ProcessReport]] = []
+        self.beats: list[list[Assignment] | Exception] = []
+        self.status: RunStatus | Exception = RunStatus.FAILED
+        self.ends: dict[str, Exit] = {}
+        self.on: dict[str, Callable[[], None]] = {}
+        world = self
+
+        class Client:
+            def __init__(self, *_: Any, **__: Any) -> None: ...
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: object) -> None: ...
+            def close(self) -> None: ...
+            def register_site(self, *_: Any) -> Any:
+                world.happened("register")
+                return SimpleNamespace(heartbeat_s=5.0)
+
+            def heartbeat(self, name: str, heartbeat: Heartbeat, wait: float) -> HeartbeatReply:
+                world.reports.append(heartbeat.processes)
+                if not world.beats:
+                    world.daemon.interrupt()
+                answer = world.beats.pop(0)
+                if isinstance(answer, Exception):
+                    raise answer
+                return HeartbeatReply(assignments=answer, lease_s=15.0)
+
+            def take_seat(self, run: str, *_: Any) -> None:
+                world.happened(f"seat {run}")
+
+            def run(self, run: str) -> Any:
+                if isinstance(world.status, Exception):
+                    raise world.status
+                return SimpleNamespace(status=world.status)
+
+            def leave(self, name: str) -> None:
+                world.happened(f"leave {name}")
+
+        class Group:
+            def __init__(self, command: Any, ranks: int, logs: Path, environment: Any) -> None:
+                self.run = logs.parent.name
+                assert Path(environment["ISTHMUS_SESSION_FILE"]).stat().st_mode & 0o777 == 0o600
+                world.happened(f"start {self.run}")
+
+            def poll(self) -> Exit | None:
+                return world.ends.get(self.run)
+
+            def stop(self, grace_s: float) -> None:
+                world.happened(f"stop {self.run}")
+                world.events.append(f"stopped {self.run}")
+
+        monkeypatch.setattr(daemon_module, "CoordinatorClient", Client)
+        monkeypatch.setattr(daemon_module, "RankGroup", Group)
+        self.daemon = Daemon(
+            Settings(name="a", region="west", task=["tiny=true"], join_token="t", data_dir=folder, finish_s=3600)
+        )
+
+    def happened(self, event: str) -> None:
+        self.events.append(event)
+        if event in self.on:
+            self.on.pop(event)()
+
+    def serve(self, *beats: list[Assignment] | Exception) -> list[str]:
+        self.beats = list(beats)
+        self.daemon.serve()
+        return self.events
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    return World(monkeypatch, tmp_path)
+
+
+STARTED = ["register", "seat run-1", "start run-1"]
+STOPPED = ["stop run-1", "stopped run-1"]
+
+
+def test_follows_assignments(world: World):
+    assert world.serve([], [assignment()], [assignment()], []) == [*STARTED, *STOPPED, "leave a"]
+    assert [len(reports) for reports in world.reports] == [0, 0, 1, 1, 0]
+    assert world.reports[2][0].state is ProcessState.RUNNING
+
+
+def test_an_outage_stops_nothing(world: World):
+    world.serve([assignment()], UnreachableError("away"), [assignment()])
+    assert world.events == [*STARTED, "leave a", *STOPPED]
+
+
+def test_a_coordinator_that_forgot_the_site_is_registered_with_again(world: World):
+    assert world.serve(NotFoundError("site_not_found", "no such site")) == ["register", "register", "leave a"]
+
+
+def test_the_end_of_ranks_is_reported(world: World):
+    world.ends["run-1"] = Exit(-9, rank=3, detail="the last line")
+    world.serve([assignment()], [assignment()])
+    (report,) = world.reports[1]
+    assert (report.state, report.exit_code, report.rank, report.detail) == ("exited", -9, 3, "the last line")
+
+
+def test_a_task_that_is_not_allowed_is_reported_as_a_failure(world: World):
+    world.serve([assignment(task="other")], [assignment(task="other")])
+    assert world.events == ["register", "leave a"]
+    (report,) = world.reports[1]
+    assert report.exit_code == 1
+    assert "does not allow task 'other'" in report.detail
+
+
+def test_ranks_of_a_run_that_succeeded_may_finish(world: World):
+    world.status = RunStatus.SUCCEEDED
+    world.on["leave a"] = lambda: world.events.append("still there")
+    assert world.serve([assignment()], [], [], []) == [*STARTED, "leave a", "still there", *STOPPED]
+
+
+def test_ranks_of_a_run_that_is_not_known_any_more_are_stopped(world: World):
+    world.status = NotFoundError("run_not_found", "deleted")
+    assert world.serve([assignment()], []) == [*STARTED, *STOPPED, "leave a"]
+
+
+def test_a_signal_during_the_start_of_ranks_does_not_lose_them(world: World):
+    world.on["start run-1"] = world.daemon.interrupt
+    assert world.serve([assignment()], [assignment()]) == [*STARTED, "leave a", *STOPPED]
+    assert len(world.reports) == 1
+
+
+def test_a_signal_while_ranks_are_stopped_does_not_leave_any(world: World):
+    world.on["stop run-1"] = world.daemon.interrupt
+    assert world.serve([assignment()], [], []) == [*STARTED, *STOPPED, "leave a"]
+    assert len(world.reports) == 2
+
+
+def test_a_second_signal_changes_nothing(world: World):
+    world.on["leave a"] = world.daemon.interrupt
+    world.on["stop run-1"] = world.daemon.interrupt
+    assert world.serve([assignment()]) == [*STARTED, "leave a", *STOPPED]
+
+
+def test_a_signal_before_the_registration(world: World):
+    world.daemon.interrupt()
+    assert world.serve() == []

@@ -1,0 +1,123 @@
+"""What an operator may write, and what is answered when it makes no sense."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from api.errors import IsthmusError
+from site_agent import join
+from site_agent.settings import Settings
+from site_agent.tasks import Task, parse_task
+
+BASIC = {"name": "a", "region": "west", "task": ["tiny=python train.py"]}
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("t=python -m train", (sys.executable, "-m", "train")),
+        ("t=python3 train.py", (sys.executable, "train.py")),
+        ("t=/opt/python train.py", ("/opt/python", "train.py")),
+        ("t=python3.12 train.py", ("python3.12", "train.py")),
+        ("t=run 'two words' a\\ b x=1", ("run", "two words", "a b", "x=1")),
+        ("t=run python", ("run", "python")),
+    ],
+)
+def test_a_command_is_split_as_a_shell_would(text: str, words: tuple[str, ...]):
+    assert parse_task(text) == Task("t", words)
+
+
+@pytest.mark.parametrize("text", ["tiny_lm", "tiny_lm=", "tiny_lm=  ", "python train.py"])
+def test_a_task_needs_a_name_and_a_command(text: str):
+    with pytest.raises(ValueError, match="must read NAME=COMMAND"):
+        parse_task(text)
+
+
+@pytest.mark.parametrize("name", ["", "Tiny", "a b", "-x", "a/b", "a\n", "x" * 64])
+def test_a_task_needs_a_proper_name(name: str):
+    with pytest.raises(ValueError, match="name"):
+        parse_task(f"{name}=run")
+
+
+def test_an_open_quote():
+    with pytest.raises(ValueError, match="quotation"):
+        parse_task("t=run 'x")
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_flags(tmp_path: Path):
+    line = f"--name a --region west --task 't=python x.py' --task u=true --ranks 2 --data-dir {tmp_path} --grace-s 1.5"
+    settings = CliApp.run(Settings, cli_args=shlex.split(line))
+    assert settings.tasks == {"t": Task("t", (sys.executable, "x.py")), "u": Task("u", ("true",))}
+    assert (settings.ranks, settings.grace_s, settings.directory) == (2, 1.5, tmp_path)
+    assert settings.coordinator == "http://127.0.0.1:8420"
+
+
+def test_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"NAME": "b", "REGION": "east", "TASK": '["t=python x.py"]', "JOIN_TOKEN": "secret"}.items():
+        monkeypatch.setenv(f"ISTHMUS_{name}", value)
+    settings = CliApp.run(Settings, cli_args=["--region", "west"])
+    assert (settings.name, settings.region, settings.read_join_token()) == ("b", "west", "secret")
+    assert settings.directory == tmp_path / "isthmus-site-b"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": ["nonsense"]}, "must read NAME=COMMAND"),
+        ({"task": []}, "at least 1"),
+        ({"ranks": 0}, "greater than or equal to 1"),
+        ({"name": "Upper"}, "Upper"),
+    ],
+)
+def test_settings_that_make_no_sense(change: dict[str, object], message: str):
+    with pytest.raises(ValidationError, match=message):
+        Settings(**(BASIC | change))
+
+
+def test_join_token_from_a_file(tmp_path: Path):
+    path = tmp_path / "join-token"
+    path.write_text("the token\n")
+    assert Settings(**BASIC, join_token_file=path).read_join_token() == "the token"
+    assert Settings(**BASIC, join_token_file=path, join_token="other").read_join_token() == "other"
+
+
+def test_no_join_token_names_the_remedies():
+    with pytest.raises(IsthmusError, match=r"--join-token-file.*ISTHMUS_JOIN_TOKEN"):
+        Settings(**BASIC).read_join_token()
+
+
+def test_a_join_token_file_that_is_missing(tmp_path: Path):
+    path = tmp_path / "no-such-file"
+    with pytest.raises(IsthmusError, match=rf"cannot read the join token in {path}: No such file"):
+        Settings(**BASIC, join_token_file=path).read_join_token()
+
+
+def test_the_agent_says_so_and_ends(tmp_path: Path):
+    options = ["--name", "a", "--region", "west", "--task", "t=true", "--data-dir", tmp_path / "data"]
+    command = [sys.executable, "-m", "site_agent", *options, "--join-token-file", tmp_path / "none"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.strip() == (
+        f"isthmus agent: cannot read the join token in {tmp_path / 'none'}: No such file or directory"
+    )
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def test_joining_without_an_agent_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ISTHMUS_SESSION_FILE", raising=False)
+    with pytest.raises(IsthmusError, match=r"isthmus agent --task NAME=COMMAND.*isthmus simulate"), join():
+        pass
