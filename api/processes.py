@@ -1,9 +1,11 @@
-"""Starts and ends the processes of a local simulation: each in a session of its own, its output in a file."""
+"""Processes that we start: each in a session of its own, its output in a file, gone when we are."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,9 +13,22 @@ from pathlib import Path
 
 from api.errors import IsthmusError
 
-__all__ = ["Service"]
+__all__ = ["Service", "end_with_parent"]
 
 _GRACE_S = 20.0
+
+
+def end_with_parent() -> list[str]:
+    """A command prefix that has the kernel send SIGTERM when this process is killed; Linux with util-linux only.
+
+    The kernel counts the *thread* that started the child as its parent, so only the main thread may ask for it.
+    """
+    setpriv = shutil.which("setpriv")
+    if not setpriv or sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
+        return []
+    prefix = [setpriv, "--pdeathsig", "TERM"]
+    supported = subprocess.run([*prefix, setpriv, "--version"], capture_output=True, check=False).returncode == 0
+    return prefix if supported else []
 
 
 class Service:
@@ -24,7 +39,7 @@ class Service:
         self._log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [*end_with_parent(), sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -54,6 +69,11 @@ class Service:
         """Asks the process to end; it ends what it started itself."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to this process alone, as an accident would."""
+        self._process.kill()
+        self._process.wait()
 
     def join(self) -> None:
         """Waits for the end; after the grace, kills whatever is left of its session."""

@@ -12,9 +12,7 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +26,7 @@ from redis.exceptions import BusyLoadingError, ConnectionError, RedisError, Time
 from redis.retry import Retry
 
 from api.errors import IsthmusError
+from api.processes import end_with_parent
 
 __all__ = ["EmbeddedRedis", "find_server"]
 
@@ -111,7 +110,7 @@ class EmbeddedRedis:
             if not _try_lock(file):
                 self._stop_orphan(file)
             process = subprocess.Popen(
-                [*_end_with_parent(), *self._command(server)],
+                [*end_with_parent(), *self._command(server)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -196,20 +195,6 @@ def _socket_path(directory: Path) -> Path:
             f"{short} is not a directory that only this user may read; remove it, or use a shorter --data-dir"
         )
     return short / "redis.sock"
-
-
-def _end_with_parent() -> list[str]:
-    """A command prefix that has the kernel end the server when this process is killed; Linux with util-linux only.
-
-    The kernel counts the *thread* that started the child as its parent, so only the main thread may ask for it.
-    Elsewhere the server outlives a killed coordinator, and the next one stops it.
-    """
-    setpriv = shutil.which("setpriv")
-    if not setpriv or sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
-        return []
-    prefix = [setpriv, "--pdeathsig", "TERM"]
-    supported = subprocess.run([*prefix, setpriv, "--version"], capture_output=True, check=False).returncode == 0
-    return prefix if supported else []
 
 
 def _try_lock(file: IO[str]) -> bool:

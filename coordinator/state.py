@@ -204,7 +204,7 @@ def _layout(event: LayoutPresented, state: RunState, now: datetime) -> Transitio
             "compare the versions of the task's code and its parameters",
         )
     state = _with_member(state, event.site, ready=True)
-    return Transition(_begin(_with(state, layout=event.layout), now))
+    return _begin(_with(state, layout=event.layout), now)
 
 
 @_handles(StartUploaded)
@@ -219,20 +219,20 @@ def _start_uploaded(event: StartUploaded, state: RunState, now: datetime) -> Tra
         if state.start == event.start:
             return Transition(state)
         raise ConflictError("other_bytes", f"run {state.id} already has another entry 0")
+    return _begin(_with(state, start=event.start), now)
+
+
+def _begin(state: RunState, now: datetime) -> Transition:
+    """Starting ends when every site has presented its layout and entry 0 is there; then every log begins with it."""
+    ready = state.start is not None and all(member.ready for member in state.members.values())
+    if state.status is not RunStatus.STARTING or not ready:
+        return Transition(state)
     fragments = state.spec.outer.fragments if state.spec.outer else 0
-    state = _with(state, start=event.start, anchors=(None,) * fragments, momenta=(None,) * fragments)
+    state = _with(state, anchors=(None,) * fragments, momenta=(None,) * fragments)
     entries = tuple((region.name, start_header(state, region)) for region in state.regions.values())
     for name, header in entries:
         state = _append(state, state.regions[name], header)
-    return Transition(_begin(state, now), entries)
-
-
-def _begin(state: RunState, now: datetime) -> RunState:
-    """Starting ends when every site has presented its layout and entry 0 is there."""
-    ready = state.start is not None and all(member.ready for member in state.members.values())
-    if state.status is not RunStatus.STARTING or not ready:
-        return state
-    return _open_rounds(_in_status(state, RunStatus.RUNNING, now))
+    return Transition(_open_rounds(_in_status(state, RunStatus.RUNNING, now)), entries)
 
 
 def _open_round(state: RunState, event: Contributed | Abstained) -> tuple[Region, Round]:

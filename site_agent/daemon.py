@@ -30,6 +30,9 @@ __all__ = ["Daemon"]
 _BUSY_WAIT_S = 1.0
 """Longest heartbeat poll while ranks run: so soon is their end reported."""
 
+_GOODBYE_S = 2.0
+"""Patience with a coordinator that is not there while we leave."""
+
 T = TypeVar("T")
 
 log = structlog.get_logger()
@@ -141,11 +144,12 @@ class Daemon:
         wait = min(_BUSY_WAIT_S, self._heartbeat_s) if reports else self._heartbeat_s
         try:
             return self._client.heartbeat(self._settings.name, Heartbeat(processes=reports), wait)
-        except UnreachableError as error:
-            log.warning("coordinator cannot be reached, going on", error=str(error))
         except (NotFoundError, UnauthorizedError):
             log.warning("the coordinator does not know this site any more, registering again")
             self._register()
+        except (UnreachableError, ProblemError) as error:
+            log.warning("no heartbeat, going on", error=str(error))
+            time.sleep(self._heartbeat_s)
         return None
 
     @staticmethod
@@ -164,13 +168,14 @@ class Daemon:
         )
 
     def _leave(self) -> None:
+        self._client.close()
         try:
-            self._client.leave(self._settings.name)
+            with CoordinatorClient(self._settings.coordinator, self._secret, patience=_GOODBYE_S) as client:
+                client.leave(self._settings.name)
         except (ProblemError, UnreachableError) as error:
             log.warning("could not say that this site leaves", error=str(error))
         for group in [*(r.group for r in self._running.values()), *(f.group for f in self._finishing)]:
             group.stop(self._settings.grace_s)
-        self._client.close()
         log.info("left", site=self._settings.name)
 
     # --- assignments --------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 from algorithms.schedule import outer_due
 from api.client import CoordinatorClient
-from api.errors import ConflictError, GoneError
+from api.errors import ConflictError, GoneError, IsthmusError
 from api.schemas import Announcement, RunSpec
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica
@@ -42,17 +42,30 @@ class OuterRounds:
             return True
         self._number += 1
         copies = [self._replica.read_fragment(fragment) for fragment in range(outer.fragments)]
-        headers = json.loads(self._ranks.share(self._agree(copies) if self._client is not None else None))
+        digests = [hashlib.sha256(copy).hexdigest() for copy in copies]
+        self._compare(digests)
+        headers = json.loads(self._ranks.share(self._agree(copies, digests) if self._client is not None else None))
         for header in headers:
-            self._replica.apply_anchor(header, copies[header["fragment"]])
+            self._replica.apply_anchor(header, held=digests[header["fragment"]])
         return len(headers) == len(copies)
 
-    def _agree(self, copies: list[bytes]) -> bytes:
+    def _compare(self, digests: list[str]) -> None:
+        """The ranks of a site hold the same parameters, or the run must not go on.
+
+        Raises:
+            IsthmusError: at rank 0; the others wait until the agent ends them.
+        """
+        own = json.dumps(digests).encode()
+        differing = [rank for rank, other in enumerate(self._ranks.gather(own)) if other != own]
+        if differing:
+            raise IsthmusError(f"ranks {differing} of site {self._session.site} hold other parameters than rank 0")
+
+    def _agree(self, copies: list[bytes], digests: list[str]) -> bytes:
         """The anchor entries of this round as JSON; fewer than fragments if the run has ended."""
         headers: list[dict[str, Any]] = []
         try:
-            for fragment, copy in enumerate(copies):
-                self._announce(fragment, copy)
+            for fragment, (copy, digest) in enumerate(zip(copies, digests, strict=True)):
+                self._announce(fragment, copy, digest)
             while len(headers) < len(copies):
                 headers += self._next_anchors(self._replica.next_seq + len(headers))
         except GoneError as error:
@@ -60,10 +73,10 @@ class OuterRounds:
                 raise
         return json.dumps(headers).encode()
 
-    def _announce(self, fragment: int, copy: bytes) -> None:
+    def _announce(self, fragment: int, copy: bytes, digest: str) -> None:
         """Until the round is open, then once; and once more after an upload."""
         assert self._client is not None
-        announcement = Announcement(digest=hashlib.sha256(copy).hexdigest())
+        announcement = Announcement(digest=digest)
         place = (self._session.run, self._number, fragment, self._session.site, announcement)
         while True:
             try:

@@ -1,6 +1,5 @@
 """A site's replica of the parameters: `parameters(s) = apply(entry s, parameters(s-1))`, along the hash chain."""
 
-import hashlib
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -80,11 +79,11 @@ class Replica:
         if header["buffers"] is not None:
             load_buffers(self._model, self._fetch(header["buffers"]))
 
-    def apply_anchor(self, header: Header, own: bytes | None = None) -> None:
-        """Takes the new anchor of a fragment; `own` is what this site holds, and is enough if it is the same."""
+    def apply_anchor(self, header: Header, held: str | None = None) -> None:
+        """Takes the new anchor of a fragment, unless the copy that this site holds, of digest `held`, is the same."""
         self._follow(header, "anchor")
         digest = header["digest"]
-        if own is not None and hashlib.sha256(own).hexdigest() == digest:
+        if held == digest:
             return
         self._optimizer.write_parameters(self._fragments[header["fragment"]], _floats(self._fetch(digest)))
 

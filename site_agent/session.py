@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -15,7 +14,7 @@ from algorithms import DeMo
 from algorithms.traffic import ddp_bytes
 from api.client import CoordinatorClient
 from api.errors import IsthmusError
-from api.schemas import FinalReport, JoinReply, JoinRequest, RunSpec, RunStatus, StartUpload
+from api.schemas import FinalReport, JoinReply, JoinRequest, RunSpec, StartUpload
 from site_agent.counting import CountingTransport
 from site_agent.exchange import WAIT_S, Exchange
 from site_agent.local_ranks import LocalRanks
@@ -30,7 +29,6 @@ B = TypeVar("B")
 
 _PATIENCE_S = 86_400.0
 """A run outlives an outage of its coordinator; if it ends meanwhile, the agent stops its ranks."""
-_LOOK_AGAIN_S = 0.5
 
 
 @contextlib.contextmanager
@@ -141,17 +139,14 @@ class Site:
         return reply.model_dump_json().encode()
 
     def _first_entry(self) -> dict[str, Any]:
+        """Entry 0, which is there once all sites have joined."""
         assert self._client is not None
         while True:
             page = self._client.log(self._session.run, self._session.region, 0, 1, WAIT_S)
             if page.items:
-                break
+                return page.items[0]
             if page.ended:
                 raise IsthmusError("the run ended before all of its sites had joined")
-        # entry 0 is there as soon as its donor has uploaded it, but no round is open before all have joined
-        while self._client.run(self._session.run).status is RunStatus.STARTING:
-            time.sleep(_LOOK_AGAIN_S)
-        return page.items[0]
 
     def _after_step(self, *_: object) -> None:
         if self._exchange.ended:

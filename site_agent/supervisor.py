@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from api.processes import end_with_parent
+
 __all__ = ["Exit", "RankGroup"]
 
 _TAIL_LINES = 20
@@ -51,7 +53,7 @@ class RankGroup:
         options = ["--nproc-per-node", str(ranks), "--max-restarts", "0", "--redirects", "3", "--log-dir", str(logs)]
         with (logs / "torchrun.log").open("wb") as output:
             self._process = subprocess.Popen(
-                [*launcher, *options, "--no-python", *command],
+                [*end_with_parent(), *launcher, *options, "--no-python", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

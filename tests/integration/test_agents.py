@@ -312,6 +312,15 @@ def test_a_script_that_raises_fails_the_run_with_its_last_lines(agents: Agents, 
     agents.nothing_left("ant", "bee")
 
 
+def test_a_rank_with_other_parameters_fails_the_run_at_the_outer_step(agents: Agents, tmp_path: Path) -> None:
+    run = agents.run("linear", ["cat", "dog"], tmp_path, {"straying": "dog"}, steps=6, outer={"every": 3})
+    run = agents.end(run)
+    assert run.status == "failed"
+    assert "site dog, rank 0" in run.reason
+    assert "ranks [1] of site dog hold other parameters than rank 0" in run.reason
+    agents.nothing_left("cat", "dog")
+
+
 def test_an_operator_stops_a_run_in_the_middle(agents: Agents, tmp_path: Path) -> None:
     run = agents.run("linear", ["ant", "bee"], tmp_path, {}, steps=10**6)
     agents.until(run, lambda now: now.step >= 2, "step 2")
@@ -347,6 +356,15 @@ def test_an_agent_that_is_told_to_end_leaves_and_takes_its_ranks_along(agents: A
 
 
 # --- the simulation ---------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_agent_takes_its_ranks_along(agents: Agents, tmp_path: Path) -> None:
+    agents.start("fox", "west")
+    run = agents.run("linear", ["fox"], tmp_path, {}, steps=10**6)
+    agents.until(run, lambda now: now.step > 2, "step 3")
+    agents.services.pop("fox").kill()
+    agents.nothing_left("fox")
+    assert agents.end(run).reason.startswith("site fox was lost: no heartbeat")
 
 
 def test_simulations_side_by_side_and_one_that_is_interrupted(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_the_server_ends_with_a_killed_coordinator(any_server, tmp_path):
 
 def test_an_orphan_is_replaced_and_its_data_kept(any_server, tmp_path, monkeypatch):
     """Where the kernel does not end the server with its coordinator."""
-    monkeypatch.setattr("coordinator.redis_server._end_with_parent", list)
+    monkeypatch.setattr("coordinator.redis_server.end_with_parent", list)
     first = EmbeddedRedis(tmp_path)
     first.__enter__()
     with connected(first) as client:

@@ -1,7 +1,7 @@
 """A training script with one linear layer, which misbehaves where the run's params tell it to.
 
 Params: `folder`, where it leaves a line with the digest of the parameters after every step; `size` of the layer;
-`raise_at` and `raising`: the step at which a site fails.
+`raise_at` and `raising`: the step at which a site fails; `straying`: the site whose last rank changes its parameters.
 """
 
 import itertools
@@ -44,6 +44,8 @@ def main() -> None:
                 fail_if_told(params, site.name, step)
                 optimizer.step()
                 optimizer.zero_grad()
+                if params.get("straying") == site.name and 0 < site.rank == site.ranks - 1:
+                    model.bias.data[0] += 1
                 digests.write(f"{optimizer.parameters_digest()}\n")
                 site.log(loss=loss.item())
 

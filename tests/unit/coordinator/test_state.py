@@ -265,7 +265,12 @@ def test_entry_0_comes_from_the_lowest_named_site_once():
     driver.send(LayoutPresented("b", 1, LAYOUT))
     error = driver.refused(StartUploaded("b", START), "not_the_donor")
     assert "comes from a" in str(error)
-    driver.send(StartUploaded("a", START))
+    assert not driver.send(StartUploaded("a", START)).entries
+    assert not driver.send(StartUploaded("a", START)).entries
+    driver.send(LayoutPresented("c", 1, LAYOUT))
+    assert driver.status is RunStatus.STARTING
+    driver.send(LayoutPresented("a", 1, LAYOUT))
+    assert driver.status is RunStatus.RUNNING
     assert driver.logs["west"][0]["parameters"] == driver.logs["east"][0]["parameters"] == START.parameters
     assert not driver.send(StartUploaded("a", START)).entries
     driver.refused(StartUploaded("a", Start(parameters=digest_of("other"))), "other_bytes")

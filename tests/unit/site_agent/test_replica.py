@@ -86,7 +86,7 @@ def test_along_the_chain(scene: Scene):
     entry = scene.step({}, contributors=[{"site": "b"}])
     assert (entry.update, entry.listed) == (None, False)
     own = scene.replica.read_fragment(1)
-    scene.replica.apply_anchor(scene.header("anchor", fragment=1, digest=scene.blob(bytes(len(own)))), own)
+    scene.replica.apply_anchor(scene.header("anchor", fragment=1, digest=scene.blob(bytes(len(own)))), held="0" * 64)
     assert scene.replica.read_fragment(1) == bytes(len(own))
     assert scene.replica.read_fragment(0) == (np.arange(scene.elements, dtype="<f4") - 0.5).tobytes()[: -len(own)]
     assert scene.replica.position.seq == 3
@@ -95,7 +95,8 @@ def test_along_the_chain(scene: Scene):
 def test_an_anchor_that_is_what_the_site_holds_is_not_fetched(scene: Scene):
     scene.start()
     own = scene.replica.read_fragment(0)
-    scene.replica.apply_anchor(scene.header("anchor", fragment=0, digest=hashlib.sha256(own).hexdigest()), own)
+    held = hashlib.sha256(own).hexdigest()
+    scene.replica.apply_anchor(scene.header("anchor", fragment=0, digest=held), held)
     assert scene.replica.read_fragment(0) == own
 
 
