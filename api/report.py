@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -81,8 +80,8 @@ def print_report(report: Report, console: Console) -> None:
     ddp = report["ddp_bytes_per_step"]
     against = f"; DDP would send {size(ddp)}" if ddp else ""
     console.print(f"bytes per step, over {report['steps']} steps{against}:", highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("site", "region", "up", "of it rounds", "down", "less than DDP", "waiting", "digest"):
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("site", "region", "up", "rounds", "down", "vs DDP", "waiting", "digest"):
         left = column in ("site", "region", "digest")
         table.add_column(column, justify="left" if left else "right", no_wrap=True)
     for site in report["sites"]:
@@ -92,7 +91,7 @@ def print_report(report: Report, console: Console) -> None:
             size(site["bytes_up_per_step"]),
             size(site["round_bytes_up"] / steps),
             size(site["bytes_down_per_step"]),
-            f"{ddp / site['bytes_up_per_step']:.0f}x" if ddp and site["bytes_up_per_step"] else "-",
+            f"1/{ddp / site['bytes_up_per_step']:.0f}" if ddp and site["bytes_up_per_step"] else "-",
             _share(site),
             (site["digest"] or "-")[:12],
         )
@@ -108,7 +107,7 @@ def _print_losses(report: Mapping[str, Any], console: Console) -> None:
     losses = f"held-out loss {report['heldout_loss_start']:.3f} -> {report['heldout_loss_end']:.3f} nats per token"
     known = [(name, report[f"{name}_loss"]) for name in ("unigram", "bigram") if report[f"{name}_loss"] is not None]
     baselines = ", ".join(f"{name} model {value:.3f}" for name, value in known)
-    console.print(losses + (f"  ({baselines})" if baselines else ""), style="bold")
+    console.print(losses + (f"  ({baselines})" if baselines else ""), style="bold", soft_wrap=True)
 
 
 def _share(site: Mapping[str, Any]) -> str:
