@@ -44,6 +44,13 @@ redis.call('SREM', 'active', ARGV[2])
 return 1
 """
 
+# ARGV: a payload and its lifetime in seconds, which begins anew unless a committed state refers to the payload.
+_KEEP = """
+if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'EX', ARGV[2]) and redis.call('TTL', KEYS[1]) >= 0 then
+  redis.call('EXPIRE', KEYS[1], ARGV[2])
+end
+"""
+
 # KEYS: last tick, leases. ARGV: interval and length of a lease in ms. After an outage all leases shift by its length
 # (A6), but for those that were renewed since. Answers ms.
 _TICK = """
@@ -95,6 +102,7 @@ class Store:
         self._redis: Any = redis.asyncio.Redis(connection_pool=pool)
         self._commit = self._redis.register_script(_COMMIT)
         self._delete = self._redis.register_script(_DELETE)
+        self._keep = self._redis.register_script(_KEEP)
         self._tick = self._redis.register_script(_TICK)
 
     async def close(self) -> None:
@@ -172,7 +180,6 @@ class Store:
         if state.status.terminal:
             operations.append(["SREM", "active", state.id])
             operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(state)]
-            operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(state)]
         elif state.status is not RunStatus.PENDING:
             operations.append(["SADD", "active", state.id])
         if after.outer_round is not None:
@@ -199,7 +206,7 @@ class Store:
 
     async def put_payload(self, run: str, digest: str, body: bytes) -> None:
         """Kept for good only once a committed state refers to it (A5)."""
-        await self._redis.set(_payload(run, digest), body, ex=_ORPHAN_S, nx=True)
+        await self._keep(keys=[_payload(run, digest)], args=[body, _ORPHAN_S])
 
     async def payload(self, run: str, digest: str) -> bytes | None:
         body: bytes | None = await self._redis.get(_payload(run, digest))

@@ -1,0 +1,98 @@
+"""The store on a real Redis server."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from api.schemas import RunSpec, StoredPoint
+from coordinator.records import RunState
+from coordinator.redis_server import EmbeddedRedis
+from coordinator.state import Transition
+from coordinator.store import Store
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+STATE = RunState(id="run", spec=RunSpec(name="run", task="task", steps=5), created_at=NOW, since=NOW)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EmbeddedRedis(Path(tmp_path_factory.mktemp("store"))) as server:
+        yield server.url
+
+
+@pytest.fixture
+def use(url: str) -> Callable[[Callable[[Store], Awaitable[Any]]], Any]:
+    """Runs a coroutine with a store on an empty server."""
+    with redis.Redis.from_url(url) as client:
+        client.flushall()
+
+    async def run(body: Callable[[Store], Awaitable[Any]]) -> Any:
+        store = Store(url)
+        try:
+            return await body(store)
+        finally:
+            await store.close()
+
+    return lambda body: asyncio.run(run(body))
+
+
+def test_a_lost_race_changes_nothing(use):
+    async def body(store: Store) -> None:
+        await store.create_run(STATE)
+        before = await store.load("run")
+        header = {"kind": "step", "seq": 0, "step": 1}
+        assert await store.commit(before, Transition(STATE, (("west", header),)))
+        assert not await store.commit(before, Transition(STATE, (("west", header),)))
+        assert await store.entries("run", "west", 0, 10) == [header]
+        assert (await store.load("run")).version == before.version + 1
+
+    use(body)
+
+
+def test_a_payload_that_nothing_refers_to_expires_and_sending_it_again_begins_anew(use, url):
+    async def body(store: Store) -> None:
+        await store.put_payload("run", "digest", b"bytes")
+        with redis.Redis.from_url(url) as client:
+            (key,) = client.keys("payload:*")
+            assert 0 < client.ttl(key) <= 3600
+            client.expire(key, 5)
+            await store.put_payload("run", "digest", b"bytes")
+            assert client.ttl(key) > 5
+            client.persist(key)
+            await store.put_payload("run", "digest", b"bytes")
+            assert client.ttl(key) == -1
+        assert await store.payload("run", "digest") == b"bytes"
+
+    use(body)
+
+
+def test_a_long_series_is_thinned_and_a_short_one_kept(use):
+    async def body(store: Store) -> list[StoredPoint]:
+        for step in range(500):
+            values = {"loss": float(step)} | ({"heldout_loss": 0.5} if step == 123 else {})
+            await store.add_metrics("run", [StoredPoint(site="a", step=step, at=NOW, values=values)])
+        return await store.metrics("run", 20)
+
+    points = use(body)
+    losses = [point.values["loss"] for point in points if "loss" in point.values]
+    assert 10 <= len(losses) <= 20
+    assert (losses[0], losses[-1]) == (0.0, 499.0)
+    assert losses == sorted(losses)
+    assert [point.step for point in points if "heldout_loss" in point.values] == [123]
+
+
+def test_leases_outlive_an_outage_of_the_coordinator(use, url):
+    async def body(store: Store) -> timedelta:
+        now = await store.tick(1.0, 15.0)
+        await store.renew_lease("a", now + timedelta(seconds=2))
+        with redis.Redis.from_url(url) as client:
+            client.decrby("tick", 60_000)  # as if nobody had ticked for a minute
+        later = await store.tick(1.0, 15.0)
+        return (await store.leases())["a"] - later
+
+    assert timedelta(seconds=2) < use(body) <= timedelta(seconds=15)
