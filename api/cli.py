@@ -111,7 +111,7 @@ def _become(module: str, arguments: list[str]) -> NoReturn:
 
 @app.command()
 def simulate(
-    steps: Annotated[int, typer.Option(help="inner steps")] = 150,
+    steps: Annotated[int, typer.Option(help="inner steps")] = 200,
     outer_every: Annotated[int, typer.Option(help="steps between outer steps; 0: none, and one region")] = 50,
     sites: Annotated[int, typer.Option(help="how many; about two thirds in region west, the rest in east")] = 3,
     ranks: Annotated[int, typer.Option(help="training processes per site")] = 1,
