@@ -18,10 +18,11 @@ from api.payload import encode_message
 from coordinator.blobs import BlobDirectory
 from coordinator.entries import step_header
 from coordinator.layouts import Layouts
+from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
 from coordinator.records import Aggregated, Averaged, Event, RunState
 from coordinator.rounds import aggregate_round
-from coordinator.state import AggregateRound, AverageFragment, Job, pending, region_copies, transition
+from coordinator.state import AggregateRound, AverageFragment, Job, pending, transition
 from coordinator.store import Store
 
 __all__ = ["Engine"]

@@ -20,7 +20,7 @@ from api.errors import ConflictError, NotFoundError
 from api.payload import canonical_json
 from api.schemas import RunStatus
 from coordinator.records import Record, RunState
-from coordinator.state import Transition
+from coordinator.transitions import Transition
 
 __all__ = ["SiteRecord", "Store", "Versioned"]
 

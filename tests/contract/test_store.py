@@ -12,8 +12,8 @@ import redis
 from api.schemas import RunSpec, StoredPoint
 from coordinator.records import RunState
 from coordinator.redis_server import EmbeddedRedis
-from coordinator.state import Transition
 from coordinator.store import Store
+from coordinator.transitions import Transition
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 STATE = RunState(id="run", spec=RunSpec(name="run", task="task", steps=5), created_at=NOW, since=NOW)
