@@ -43,7 +43,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text
 class _Connection(BaseSettings):
     """Where the coordinator is, from ISTHMUS_COORDINATOR, ISTHMUS_TOKEN and ISTHMUS_DATA_DIR."""
 
-    model_config = SettingsConfigDict(env_prefix="ISTHMUS_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="ISTHMUS_", env_ignore_empty=True, frozen=True)
 
     coordinator: str | None = None
     token: str | None = None
@@ -178,6 +178,8 @@ def start_run(
     as_json: AsJson = False,
 ) -> None:
     """Start a run: one that exists, or a new one from a file."""
+    if run.endswith(".json") and not Path(run).is_file():
+        raise IsthmusError(f"there is no file {run}")
     with _Connection().client(_WATCH_PATIENCE_S if watch else 10.0) as client:
         started = _create_and_start(client, _spec(Path(run))) if Path(run).is_file() else client.start_run(run)
         if watch:
@@ -224,7 +226,7 @@ def list_runs(as_json: AsJson = False) -> None:
         return
     table = Table("run", "status", "step", "reason")
     for run in runs:
-        table.add_row(run.id, str(run.status), f"{run.step}/{run.spec.steps}", run.reason)
+        table.add_row(run.id, str(run.status), f"{run.step}/{run.spec.steps}", run.reason.partition("\n")[0])
     out.print(table)
 
 
@@ -256,7 +258,7 @@ def delete_run(run: str) -> None:
 
 @run_app.command("export")
 def export_run(run: str, path: Annotated[Path, typer.Option("--out", help="file to write")]) -> None:
-    """Write the trained parameters of a run as safetensors."""
+    """Write the trained parameters of a run as safetensors; buffers, such as BatchNorm's, are not among them yet."""
     with _Connection().client() as client:
         digest = export_model(client, run, path)
     out.print(f"{path}: parameters {digest}", soft_wrap=True)

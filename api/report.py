@@ -75,7 +75,6 @@ def _last(points: Sequence[schemas.StoredPoint], name: str) -> float | None:
 
 def print_report(report: Report, console: Console) -> None:
     """Losses, bytes against DDP, and where the time went."""
-    steps = max(report["steps"], 1)
     _print_losses(report, console)
     ddp = report["ddp_bytes_per_step"]
     against = f"; DDP would send {size(ddp)}" if ddp else ""
@@ -89,16 +88,27 @@ def print_report(report: Report, console: Console) -> None:
             site["name"],
             site["region"],
             size(site["bytes_up_per_step"]),
-            size(site["round_bytes_up"] / steps),
+            size(site["round_bytes_up"] / max(site["steps"], 1)),
             size(site["bytes_down_per_step"]),
-            f"1/{ddp / site['bytes_up_per_step']:.0f}" if ddp and site["bytes_up_per_step"] else "-",
+            _against(ddp, site["bytes_up_per_step"]),
             _share(site),
             (site["digest"] or "-")[:12],
         )
     console.print(table)
     console.print(f"{report['outer_rounds']} outer rounds, {report['outer_copies_averaged']} distinct copies averaged")
-    equal = "all sites hold the same parameters" if report["digests_equal"] else "THE SITES' PARAMETERS DIFFER"
-    console.print(f"{report['status']} in {report['wall_s']:.0f} s; {equal}", style="bold")
+    console.print(f"{report['status']} in {report['wall_s']:.0f} s{_agreement(report)}", style="bold")
+
+
+def _agreement(report: Mapping[str, Any]) -> str:
+    if any(site["digest"] is None for site in report["sites"]):
+        return ""
+    return "; all sites hold the same parameters" if report["digests_equal"] else "; THE SITES' PARAMETERS DIFFER"
+
+
+def _against(ddp: float | None, sent: float) -> str:
+    if not ddp or not sent:
+        return "-"
+    return f"1/{ddp / sent:.0f}" if sent <= ddp else f"{sent / ddp:.0f}x"
 
 
 def _print_losses(report: Mapping[str, Any], console: Console) -> None:

@@ -154,7 +154,7 @@ def _agent(name: str, region: str, ranks: int, url: str, folder: Path) -> Servic
         "--region": region,
         "--coordinator": url,
         "--join-token-file": str(folder / "join-token"),
-        "--data-dir": str(folder / f"site-{name}"),
+        "--site-dir": str(folder / f"site-{name}"),
         "--ranks": str(ranks),
         "--task": f"{_TASK}=python -m examples.{_TASK}.train",
     }

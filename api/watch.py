@@ -26,7 +26,7 @@ def watch(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(run_id, total=None)
-        printed = 0.0
+        printed, line = 0.0, ""
         while True:
             check()
             run = client.run(run_id)
@@ -34,9 +34,10 @@ def watch(
             progress.update(task, total=run.spec.steps, completed=run.step, description=text)
             if run.status.terminal:
                 return run
-            if not console.is_terminal and time.monotonic() - printed >= _LINE_EVERY_S:
-                console.print(f"step {run.step}/{run.spec.steps}  {text}", soft_wrap=True, highlight=False)
-                printed = time.monotonic()
+            news = f"step {run.step}/{run.spec.steps}  {text}"
+            if not console.is_terminal and news != line and time.monotonic() - printed >= _LINE_EVERY_S:
+                console.print(news, soft_wrap=True, highlight=False)
+                printed, line = time.monotonic(), news
             time.sleep(every_s)
 
 

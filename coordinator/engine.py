@@ -59,7 +59,8 @@ class Engine:
                 self._wake(run, status=after.state.status is not before.state.status)
                 break
         if after.state.status is not before.state.status:
-            log.info("run", run=run, status=str(after.state.status), because=after.state.ended_because or None)
+            because = {"because": after.state.ended_because} if after.state.ended_because else {}
+            log.info("run", run=run, status=str(after.state.status), **because)
         self.work(after.state)
         return after.state
 

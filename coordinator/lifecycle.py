@@ -158,7 +158,8 @@ def _failure(event: ProcessesGone, state: RunState) -> str:
         how = "killed (out of memory?)"
     else:
         how = f"exit code {event.exit_code}"
-    return f"{who}: {how}" + (f"\n{event.detail}" if event.detail else "")
+    log = event.detail.strip()
+    return f"{who}: {how}: {log.splitlines()[-1]}\n{log}" if log else f"{who}: {how}"
 
 
 def site_lost(event: SiteLost, state: RunState, now: datetime) -> Transition:

@@ -162,8 +162,10 @@ class CoordinatorService:
         await self._store.claim(hashed(seat.secret), principal)
 
     async def join(self, run: str, site: str, request: schemas.JoinRequest) -> schemas.JoinReply:
-        spec = (await self._store.load(run)).state.spec
-        layout = await asyncio.to_thread(_checked_layout, request.layout, spec)
+        state = (await self._store.load(run)).state
+        layout = await asyncio.to_thread(_checked_layout, request.layout, state.spec)
+        if state.layout is not None:
+            _same_layout(layout, await self._layouts.of(state), site)
         event = LayoutPresented(site, request.attempt, await self._layouts.save(layout))
         state = await self._engine.apply(run, event)
         donor = site == state.donor
@@ -394,6 +396,23 @@ def _checked_layout(value: dict[str, object], spec: schemas.RunSpec) -> Paramete
     except ValueError as error:
         raise InvalidError("bad_layout", f"layout: {error}") from None
     return layout
+
+
+def _same_layout(theirs: ParameterLayout, ours: ParameterLayout, site: str) -> None:
+    """Names the parameters that differ; what `_checked_layout` leaves out, the state machine compares by digest."""
+    tensors = [{(t.name, t.shape, layout.groups[t.group]) for t in layout.tensors} for layout in (theirs, ours)]
+    differing = sorted({name for name, _, _ in tensors[0] ^ tensors[1]})
+    if differing:
+        shapes = [{name: list(shape) for name, shape, _ in side} for side in tensors]
+        listed = "; ".join(
+            f"{name}: {shapes[0].get(name, 'missing')} here, {shapes[1].get(name, 'missing')} in the run"
+            for name in differing[:5]
+        )
+        raise ConflictError(
+            "layout_differs",
+            f"the model at site {site} has other parameters than the run's, {len(differing)} differ ({listed}): use "
+            "the same version of the task's code at all sites",
+        )
 
 
 def _view(state: RunState) -> schemas.Run:

@@ -13,6 +13,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="ISTHMUS_",
+        env_ignore_empty=True,
         frozen=True,
         cli_prog_name="isthmus coordinator",
         cli_kebab_case=True,

@@ -146,7 +146,8 @@ class Sites:
             ConflictError: a named site is unknown, away or unwilling; or no site is there at all.
         """
         there = {site.name: site for site in await self.all()}
-        names = spec.sites or [site.name for site in there.values() if site.status is SiteStatus.ONLINE]
+        online = [site for site in there.values() if site.status is SiteStatus.ONLINE]
+        names = spec.sites or [site.name for site in online if spec.task in site.tasks]
         faults = []
         for name in names:
             if name not in there:
@@ -158,7 +159,14 @@ class Sites:
                     f"site {name} does not allow task {spec.task!r}; it allows {', '.join(there[name].tasks)}"
                 )
         if not names:
-            faults.append("no site is online: start an agent with `isthmus agent`")
+            others = f"; online are {', '.join(site.name for site in online)}" if online else ""
+            faults.append(f"no site that allows task {spec.task!r} is online{others}: start one with `isthmus agent`")
+        regions = sorted({there[name].region for name in names if name in there})
+        if len(regions) > 1 and spec.outer is None:
+            faults.append(
+                f"the sites are in regions {', '.join(regions)}, which would never meet: add `outer` to the spec, or "
+                "name sites of one region"
+            )
         if faults:
             raise ConflictError("sites_not_ready", "the run cannot start: " + "; ".join(faults), errors=faults)
         return {name: there[name].region for name in names}

@@ -3,6 +3,7 @@
 import signal
 import sys
 
+import stamina
 import structlog
 from pydantic import ValidationError
 from pydantic_settings import CliApp
@@ -21,6 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         for fault in faults_of(error.errors()):
             print(f"isthmus agent: {fault}", file=sys.stderr)  # noqa: T201
         return 2
+    stamina.instrumentation.set_on_retry_hooks([])  # the daemon says itself what it waits for
     daemon = Daemon(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.interrupt())

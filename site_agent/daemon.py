@@ -1,6 +1,7 @@
 """The agent of a site: registers, heartbeats, and runs what it is assigned. It never accepts connections."""
 
 import secrets
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -194,18 +195,19 @@ class Daemon:
 
     def _release(self, run: str, group: RankGroup | _Refusal) -> None:
         """Ranks of a run that succeeded may finish; others are stopped."""
-        if self._succeeded(run):
+        if self._has_succeeded(run):
             self._finishing.append(_Finishing(group, time.monotonic() + self._settings.finish_s))
         else:
-            log.info("stopping", run=run)
             group.stop(self._settings.grace_s)
 
-    def _succeeded(self, run: str) -> bool:
+    def _has_succeeded(self, run_id: str) -> bool:
         try:
-            return self._client.run(run).status is RunStatus.SUCCEEDED
+            run = self._client.run(run_id)
         except (ProblemError, UnreachableError) as error:
-            log.warning("cannot tell how the run ended, stopping its ranks", run=run, error=str(error))
+            log.warning("cannot tell how the run ended, stopping its ranks", run=run_id, error=str(error))
             return False
+        log.info("run ended", run=run_id, status=str(run.status), reason=run.reason.partition("\n")[0])
+        return run.status is RunStatus.SUCCEEDED
 
     def _finished(self, finishing: _Finishing) -> bool:
         if finishing.group.poll() is None and time.monotonic() < finishing.deadline:
@@ -218,6 +220,8 @@ class Daemon:
         if task is None:
             allowed = ", ".join(self._settings.tasks)
             return _Refusal(f"this site does not allow task {assignment.task!r} any more; it allows {allowed}")
+        if shutil.which(task.command[0]) is None:
+            return _Refusal(f"task {task.name!r} cannot start: there is no program {task.command[0]!r} at this site")
         secret = secrets.token_urlsafe(32)
         self._client.take_seat(assignment.run, self._settings.name, Seat(attempt=assignment.attempt, secret=secret))
         folder = self._directory / "runs" / assignment.run / str(assignment.attempt)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from algorithms import DeMo
 from algorithms.traffic import ddp_bytes
@@ -85,10 +86,16 @@ class Site:
         """DeMo as the run's spec says, its parameters those of entry 0. Returns when every site has joined.
 
         Parameters of one dimension or none are in group `no_decay`, the others in `decay`.
-        Raises IsthmusError if another site's model has another layout, and when called twice.
+        Raises IsthmusError if it is called twice, or with several ranks and a model without DistributedDataParallel;
+        ProblemError if another site's model has another layout.
         """
         if self._optimizer is not None:
             raise IsthmusError("site.optimizer() was called twice: a run trains one model")
+        if self.ranks > 1 and not any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+            raise IsthmusError(
+                f"this site has {self.ranks} ranks, but the model is not wrapped in DistributedDataParallel: only "
+                "rank 0's gradients would count"
+            )
         spec = self.spec.optimizer
         optimizer = DeMo(
             _groups(model),
@@ -163,7 +170,7 @@ class Site:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def batches(self, loader: Iterable[B], tokens: Callable[[B], int] | None = None) -> Iterator[B]:
-        """Batches until the run ends; a loader that is exhausted starts over.
+        """Batches until the run ends; a loader that is exhausted starts over, if it can.
 
         `tokens` counts a batch's tokens; by default, the elements of its first integer tensor, or else its samples.
         Raises IsthmusError if there is no optimizer yet, or if the loader is empty.
@@ -228,13 +235,17 @@ def _seed(*parts: object) -> int:
 
 
 def _endless(loader: Iterable[B]) -> Iterator[B]:
+    total = before = 0
     while True:
-        empty = True
         for batch in loader:
-            empty = False
+            total += 1
             yield batch
-        if empty:
-            raise IsthmusError("the loader given to site.batches() is empty: there is nothing to train on")
+        if total == before:
+            raise IsthmusError(
+                f"the loader given to site.batches() ended after {total} batches and cannot start over: give one that "
+                "can, such as a list or a DataLoader, or a generator without end"
+            )
+        before = total
 
 
 def _tokens(batch: Any) -> int:

@@ -17,6 +17,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="ISTHMUS_",
+        env_ignore_empty=True,
         frozen=True,
         cli_prog_name="isthmus agent",
         cli_kebab_case=True,
@@ -28,7 +29,7 @@ class Settings(BaseSettings):
     coordinator: str = Field(default="http://127.0.0.1:8420", description="URL of the coordinator")
     join_token: str | None = Field(default=None, description="what the coordinator's operator gave you")
     join_token_file: Path | None = Field(default=None, description="a file that holds the join token")
-    data_dir: Path | None = Field(default=None, description="the site's secret and logs; default: isthmus-site-NAME")
+    site_dir: Path | None = Field(default=None, description="the site's secret and logs; default: isthmus-site-NAME")
     ranks: int = Field(default=1, ge=1, le=4096, description="training processes per run, one per GPU")
     task: list[str] = Field(
         min_length=1, description="NAME=COMMAND: what this site is willing to run; may be given several times"
@@ -49,7 +50,7 @@ class Settings(BaseSettings):
 
     @property
     def directory(self) -> Path:
-        return (self.data_dir or Path(f"isthmus-site-{self.name}")).absolute()
+        return (self.site_dir or Path(f"isthmus-site-{self.name}")).absolute()
 
     def read_join_token(self) -> str:
         if self.join_token is not None:

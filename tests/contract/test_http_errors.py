@@ -330,7 +330,7 @@ def test_an_idempotency_key_sent_many_times_at_once(patient):
 def test_starting_names_every_fault(new_coordinator):
     live = new_coordinator("--lease-s", "1", "--tick-s", "0.2")
     admin = live.client()
-    with pytest.raises(ProblemError, match="no site is online"):
+    with pytest.raises(ProblemError, match="no site that allows task 'by-hand' is online"):
         admin.start_run(admin.create_run(RunSpec(name="none", task=TASK, steps=1)).id)
     names = {"lost": (TASK,), "left": (TASK,), "other": ("other-task",), "here": (TASK,)}
     sites = {name: SiteByHand(name, "west", live.url) for name in names}

@@ -52,7 +52,7 @@ class Agents:
             "--ranks": str(ranks),
             "--coordinator": self.coordinator.url,
             "--join-token-file": str(self.coordinator.directory / "join-token"),
-            "--data-dir": str(self.site(name)),
+            "--site-dir": str(self.site(name)),
             "--grace-s": "2",
         }
         arguments = [word for option in options.items() for word in option]
@@ -306,7 +306,8 @@ def test_a_script_that_raises_fails_the_run_with_its_last_lines(agents: Agents, 
     assert time.monotonic() - raised < 10
     assert ended.status == "failed"
     first, *log = ended.reason.splitlines()
-    assert first == "site bee, rank 0: exit code 1"
+    assert first.startswith("site bee, rank 0: exit code 1: ")
+    assert first.endswith("RuntimeError: the data are broken")
     assert "this is the last line before the end" in log
     assert log[-1].endswith("RuntimeError: the data are broken")
     agents.nothing_left("ant", "bee")

@@ -556,7 +556,7 @@ def test_a_lost_site_fails_the_run_by_name():
 @pytest.mark.parametrize(
     ("gone", "because"),
     [
-        (ProcessesGone("b", 3, rank=1, detail="boom"), "site b, rank 1: exit code 3\nboom"),
+        (ProcessesGone("b", 3, rank=1, detail="boom"), "site b, rank 1: exit code 3: boom\nboom"),
         (ProcessesGone("b", 1), "site b: exit code 1"),
         (ProcessesGone("b", -9, rank=0), "site b, rank 0: killed (out of memory?)"),
         (ProcessesGone("b", 137), "site b: killed (out of memory?)"),

@@ -61,7 +61,7 @@ class World:
             def run(self, run: str) -> Any:
                 if isinstance(world.status, Exception):
                     raise world.status
-                return SimpleNamespace(status=world.status)
+                return SimpleNamespace(status=world.status, reason="as the test says")
 
             def leave(self, name: str) -> None:
                 world.happened(f"leave {name}")
@@ -82,7 +82,7 @@ class World:
         monkeypatch.setattr(daemon_module, "CoordinatorClient", Client)
         monkeypatch.setattr(daemon_module, "RankGroup", Group)
         self.daemon = Daemon(
-            Settings(name="a", region="west", task=["tiny=true"], join_token="t", data_dir=folder, finish_s=3600)
+            Settings(name="a", region="west", task=["tiny=true"], join_token="t", site_dir=folder, finish_s=3600)
         )
 
     def happened(self, event: str) -> None:

@@ -56,7 +56,7 @@ def test_an_open_quote():
 
 
 def test_flags(tmp_path: Path):
-    line = f"--name a --region west --task 't=python x.py' --task u=true --ranks 2 --data-dir {tmp_path} --grace-s 1.5"
+    line = f"--name a --region west --task 't=python x.py' --task u=true --ranks 2 --site-dir {tmp_path} --grace-s 1.5"
     settings = CliApp.run(Settings, cli_args=shlex.split(line))
     assert settings.tasks == {"t": Task("t", (sys.executable, "x.py")), "u": Task("u", ("true",))}
     assert (settings.ranks, settings.grace_s, settings.directory) == (2, 1.5, tmp_path)
@@ -105,7 +105,7 @@ def test_a_join_token_file_that_is_missing(tmp_path: Path):
 
 
 def test_the_agent_says_so_and_ends(tmp_path: Path):
-    options = ["--name", "a", "--region", "west", "--task", "t=true", "--data-dir", tmp_path / "data"]
+    options = ["--name", "a", "--region", "west", "--task", "t=true", "--site-dir", tmp_path / "data"]
     command = [sys.executable, "-m", "site_agent", *options, "--join-token-file", tmp_path / "none"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
