@@ -34,6 +34,7 @@ app.add_typer(site_app, name="site")
 out = Console()
 err = Console(stderr=True)
 
+_DEFAULT_URL = "http://127.0.0.1:8420"
 _WATCH_PATIENCE_S = 600.0
 """Whoever watches a run outlasts a restart of its coordinator."""
 
@@ -50,14 +51,17 @@ class _Connection(BaseSettings):
     data_dir: Path = Path("isthmus-data")
 
     def client(self, patience: float = 10.0) -> CoordinatorClient:
-        """With the token given, or that of a coordinator whose data directory is here."""
+        """With the token given, or that of the coordinator whose data directory is here, for that one only."""
         token, url = self.data_dir / "admin-token", self.data_dir / "url"
-        if self.token is None and not token.exists():
+        local = url.read_text().strip() if url.exists() else None
+        if self.token is not None:
+            return CoordinatorClient(self.coordinator or local or _DEFAULT_URL, self.token, patience=patience)
+        if local is None or not token.exists() or self.coordinator not in (None, local):
             raise IsthmusError(
-                f"no token: set ISTHMUS_TOKEN, or ISTHMUS_DATA_DIR to the coordinator's data directory (no {token})"
+                "no token: set ISTHMUS_TOKEN, or run this where the coordinator's data directory is (ISTHMUS_DATA_DIR, "
+                f"now {self.data_dir}) and leave ISTHMUS_COORDINATOR unset"
             )
-        local = url.read_text().strip() if url.exists() else "http://127.0.0.1:8420"
-        return CoordinatorClient(self.coordinator or local, self.token or token.read_text().strip(), patience=patience)
+        return CoordinatorClient(local, token.read_text().strip(), patience=patience)
 
 
 def main() -> None:

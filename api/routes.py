@@ -41,7 +41,7 @@ async def _principal(service: Coordinator, authorization: Annotated[str, Header(
 Caller = Annotated[Principal, Depends(_principal)]
 Wait = Annotated[float, Query(ge=0, description=f"seconds to wait, at most {MAX_WAIT_S:.0f}")]
 Name = Annotated[schemas.Name, Path()]
-RunId = Annotated[str, Path(max_length=64)]
+RunId = Annotated[str, Path(max_length=80)]
 Digest = Annotated[schemas.Digest, Path()]
 Number = Annotated[int, Path(ge=0, le=2**48)]
 RoundStep = Annotated[int, Path(ge=1, le=2**48)]
@@ -65,8 +65,10 @@ READERS = ("admin", "observer", "site", "ranks")
 
 
 @public.get("/healthz")
-async def healthz(service: Coordinator) -> schemas.Health:
-    return await service.health()
+async def healthz(service: Coordinator, response: Response) -> schemas.Health:
+    health = await service.health()
+    response.status_code = 200 if health.status == "ok" else 503
+    return health
 
 
 @public.get("/readyz")

@@ -25,6 +25,8 @@ def _checked_name(value: str) -> str:
 
 Name = Annotated[str, AfterValidator(_checked_name), Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$"})]
 """Of a site, region, run or task: lower case letters, digits, `-` and `_`, at most 63."""
+RunId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,79}$")]
+"""The run's name and a random end; also a folder's name at sites."""
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256, in lower-case hexadecimal."""
 Secret = Annotated[str, StringConstraints(min_length=32, max_length=256)]
@@ -113,6 +115,11 @@ class RunSpec(Message):
             )
         if self.optimizer.warmup > self.steps:
             raise ValueError(f"optimizer.warmup = {self.optimizer.warmup} is more than steps = {self.steps}")
+        if self.optimizer.lr * self.optimizer.weight_decay >= 1:
+            raise ValueError(
+                f"optimizer.lr * optimizer.weight_decay = {self.optimizer.lr * self.optimizer.weight_decay:g} must be "
+                "below 1: parameters would change their sign"
+            )
         if self.sites and len(set(self.sites)) < len(self.sites):
             raise ValueError(f"sites names a site twice: {', '.join(sorted(self.sites))}")
         return self
@@ -156,12 +163,14 @@ class Registered(Message):
 class ProcessState(StrEnum):
     RUNNING = "running"
     EXITED = "exited"
+    STOPPING = "stopping"
+    """No longer wanted, and not yet gone."""
 
 
 class ProcessReport(Message):
     """The ranks of one run at a site, as its agent sees them."""
 
-    run: str
+    run: RunId
     attempt: int = Field(ge=1)
     state: ProcessState
     exit_code: int | None = None
@@ -174,7 +183,7 @@ class Heartbeat(Message):
 
 
 class Assignment(Message):
-    run: str
+    run: RunId
     attempt: int
     region: Name
     task: Name

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -47,12 +47,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(settings: Settings) -> None:
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     listener = _listen(settings.host, settings.port)
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)
-        redis_url = settings.redis_url or stack.enter_context(EmbeddedRedis(settings.data_dir)).url
-        asyncio.run(_serve(settings, redis_url, listener))
+        embedded = None if settings.redis_url else stack.enter_context(EmbeddedRedis(settings.data_dir))
+        asyncio.run(_serve(settings, embedded, listener))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -70,7 +70,8 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(settings: Settings, redis_url: str, listener: socket.socket) -> None:
+async def _serve(settings: Settings, embedded: EmbeddedRedis | None, listener: socket.socket) -> None:
+    redis_url = settings.redis_url or (embedded.url if embedded else "")
     store = Store(redis_url)
     await _reach(store, redis_url)
     service = CoordinatorService(store, BlobDirectory(settings.data_dir / "blobs"), settings)
@@ -79,17 +80,39 @@ async def _serve(settings: Settings, redis_url: str, listener: socket.socket) ->
         log.warning(warning)
     app = create_app(service)
     app.add_exception_handler(RedisError, _unavailable)
-    app.router.lifespan_context = lambda _: _ticking(service)
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=3, timeout_keep_alive=30, lifespan="on"
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=3, timeout_keep_alive=30, lifespan="off"
     )
     server = _Server(config, service)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     _write(settings.data_dir / "url", url)
     log.info("coordinator listens", url=url, data_dir=str(settings.data_dir.absolute()))
+    background = [asyncio.create_task(service.keep_ticking())]
+    if embedded is not None:
+        background.append(asyncio.create_task(_keep_alive(embedded)))
+    for task in background:
+        task.add_done_callback(partial(_end_with, server))
     await server.serve(sockets=[listener])
+    for task in background:
+        task.cancel()
+    await asyncio.wait(background, timeout=2)
     await store.close()
+
+
+async def _keep_alive(embedded: EmbeddedRedis) -> None:
+    """The embedded Redis may be killed: it starts again with its data, and whoever waited for it goes on."""
+    while True:
+        await asyncio.sleep(0.5)
+        if embedded.revive():
+            log.error("the embedded redis had ended and was started again")
+
+
+def _end_with(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+    """A coordinator whose background work has failed must not look alive: whoever supervises it starts it again."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("background work failed, ending", exc_info=error)
+        server.should_exit = True
 
 
 async def _unavailable(_: Request, error: Exception) -> Response:
@@ -107,16 +130,6 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._service.close()
         await super().shutdown(sockets)
-
-
-@contextlib.asynccontextmanager
-async def _ticking(service: CoordinatorService) -> AsyncIterator[None]:
-    task = asyncio.create_task(service.keep_ticking())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _reach(store: Store, url: str, patience_s: float = 60.0) -> None:

@@ -20,7 +20,7 @@ from coordinator.entries import step_header
 from coordinator.layouts import Layouts
 from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
-from coordinator.records import Aggregated, Averaged, Event, RunState
+from coordinator.records import Aggregated, Averaged, Event, RunState, WorkFailed
 from coordinator.rounds import aggregate_round
 from coordinator.state import AggregateRound, AverageFragment, Job, pending, transition
 from coordinator.store import Store
@@ -124,12 +124,19 @@ class Engine:
         state = (await self._store.load(run)).state
         if job not in pending(state):
             return
-        layout = await self._layouts.of(state)
-        with suppress(ProblemError):  # the run ended meanwhile
+        try:
+            layout = await self._layouts.of(state)
             if isinstance(job, AggregateRound):
                 await self._aggregate(state, job, layout)
             else:
                 await self._average(state, job, layout)
+        except ProblemError as error:
+            if error.code in ("run_ended", "run_not_found"):  # meanwhile
+                return
+            log.error("job failed, to be tried again", run=run, job=str(job), error=str(error))
+            await self.apply(
+                run, WorkFailed(f"step {state.step}: {_described(job)} failed, to be tried again: {error}")
+            )
 
     async def _aggregate(self, state: RunState, job: AggregateRound, layout: ParameterLayout) -> None:
         region = state.regions[job.region]
@@ -137,7 +144,8 @@ class Engine:
         bodies = {}
         for site, sent in region.round.contributions.items():
             body = await self._store.payload(state.id, sent.digest)
-            if body is None:  # another process has closed the round meanwhile
+            if body is None:
+                await self._missing(state.id, job, site)
                 return
             bodies[site] = body
         arrays, halvings = await asyncio.to_thread(aggregate_round, bodies, layout, state.spec.optimizer)
@@ -145,6 +153,12 @@ class Engine:
         header = step_header(state, region, parts, halvings)
         blob = await asyncio.to_thread(self._blobs.put_bytes, encode_message("entry", header, arrays))
         await self.apply(state.id, Aggregated(job.region, job.step, parts, halvings), {header["seq"]: blob})
+
+    async def _missing(self, run: str, job: AggregateRound, site: str) -> None:
+        """Another process has closed the round meanwhile; or else Redis has lost what it had accepted."""
+        if job in pending((await self._store.load(run)).state):
+            because = f"step {job.step}: the contribution of site {site} is lost; did Redis lose data?"
+            await self.apply(run, WorkFailed(because, final=True))
 
     async def _average(self, state: RunState, job: AverageFragment, layout: ParameterLayout) -> None:
         assert state.outer is not None
@@ -162,6 +176,12 @@ class Engine:
         )
         anchor, momentum = await asyncio.to_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
         await self.apply(state.id, Averaged(job.number, job.fragment, anchor, momentum))
+
+
+def _described(job: Job) -> str:
+    if isinstance(job, AggregateRound):
+        return f"aggregating step {job.step} of region {job.region}"
+    return f"averaging fragment {job.fragment} of outer round {job.number}"
 
 
 async def _wait_for(event: asyncio.Event, seconds: float) -> None:

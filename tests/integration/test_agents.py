@@ -21,6 +21,7 @@ from algorithms.bits import packed_size
 from algorithms.layout import ParameterLayout
 from algorithms.traffic import contribution_bytes
 from api.client import CoordinatorClient
+from api.errors import ConflictError
 from api.export import export_model, file_digest
 from api.payload import encode_message
 from api.processes import Service
@@ -311,6 +312,27 @@ def test_a_script_that_raises_fails_the_run_with_its_last_lines(agents: Agents, 
     assert "this is the last line before the end" in log
     assert log[-1].endswith("RuntimeError: the data are broken")
     agents.nothing_left("ant", "bee")
+
+
+def test_ranks_without_ddp_are_refused(agents: Agents, tmp_path: Path) -> None:
+    run = agents.end(agents.run("linear", ["cat"], tmp_path, {"plain": True}, steps=2))
+    assert run.status == "failed"
+    assert "this site has 2 ranks, but the model is not wrapped in DistributedDataParallel" in run.reason
+
+
+def test_regions_that_would_never_meet_are_refused(agents: Agents, tmp_path: Path) -> None:
+    with pytest.raises(ConflictError, match="the sites are in regions pets, west, which would never meet"):
+        agents.run("linear", ["ant", "cat"], tmp_path, {}, steps=2)
+
+
+def test_an_agent_that_is_killed_and_started_again_fails_the_run_at_once(agents: Agents, tmp_path: Path) -> None:
+    agents.start("gnu", "west")
+    run = agents.run("linear", ["gnu"], tmp_path, {}, steps=10**6)
+    agents.until(run, lambda now: now.step > 2, "step 3")
+    agents.services.pop("gnu").kill()
+    agents.start("gnu", "west")
+    assert agents.end(run).reason == "site gnu was lost: its agent was started again, without the ranks that it had"
+    agents.nothing_left("gnu")
 
 
 def test_a_rank_with_other_parameters_fails_the_run_at_the_outer_step(agents: Agents, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def write_spec(folder: Path, **values: object) -> str:
         (("run", "show", "nope"), {}, "there is no run 'nope'; `isthmus run list` shows"),
         (("run", "list"), {"ISTHMUS_TOKEN": "x" * 40}, "nobody has issued this token"),
         (("run", "list"), {"ISTHMUS_TOKEN": ""}, "no token: set ISTHMUS_TOKEN"),
-        (("run", "start", "missing.json"), {}, "there is no run 'missing.json'"),
+        (("run", "start", "missing.json"), {}, "there is no file missing.json"),
         (("run", "create", "missing.json"), {}, "cannot read the run spec missing.json: No such file"),
         (("site", "remove", "nowhere"), {}, "there is no site 'nowhere'"),
         (("run", "export", "nope", "--out", "x"), {}, "there is no run 'nope'"),

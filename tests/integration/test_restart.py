@@ -96,6 +96,19 @@ def test_a_round_outlives_a_killed_coordinator(new_coordinator, restart, killed)
     assert httpx.get(f"{run.url}/readyz").json() == {"status": "ok", "detail": {}}
 
 
+def test_a_round_outlives_a_killed_redis(new_coordinator):
+    live = new_coordinator(*PATIENT)
+    run = RunByHand(live)
+    first, second = run.sites
+    assert first.send(1, first.message(1)).status_code == 202
+    killed = pid_of(live, "server")
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: pid_of(live, "server") != killed, "another server", 30)
+    wait_until(lambda: httpx.get(f"{run.url}/readyz").status_code == 200, "readiness", 30)
+    header, _ = decode_message("entry", second.send(1, second.message(1), wait=WAIT_S).content)
+    assert [line["site"] for line in header["contributors"]] == [first.name, second.name]
+
+
 def test_work_that_was_left_is_done_after_a_kill(new_coordinator, restart):
     """Killed right after the last contribution was taken in: whether it had aggregated or not, there is one entry."""
     live = new_coordinator(*PATIENT)

@@ -1,6 +1,6 @@
 """A training script with one linear layer, which misbehaves where the run's params tell it to.
 
-Params: `folder`, where it leaves a line with the digest of the parameters after every step; `size` of the layer;
+Params: `plain`: no DDP; `folder`, where it leaves a line with the digest of the parameters after every step; `size` of the layer;
 `raise_at` and `raising`: the step at which a site fails; `straying`: the site whose last rank changes its parameters.
 """
 
@@ -35,7 +35,7 @@ def main() -> None:
         folder, size = Path(params["folder"]), params.get("size", [24, 16])
         torch.manual_seed(site.rank + 10)  # not the same at all ranks: entry 0 makes it so
         model = nn.Linear(*size)
-        wrapped = DistributedDataParallel(model) if site.ranks > 1 else model
+        wrapped = DistributedDataParallel(model) if site.ranks > 1 and not params.get("plain") else model
         optimizer = site.optimizer(wrapped)
         with (folder / f"digests-{site.name}-{site.rank}").open("w", buffering=1) as digests:
             for step, batch in enumerate(site.batches(random_batches(size[0], site.seed)), 1):

@@ -22,12 +22,14 @@ from coordinator.records import (
     Layout,
     LayoutPresented,
     ProcessesGone,
+    SeatTaken,
     Sent,
     SiteLost,
     Start,
     StartRequested,
     StartUploaded,
     StopRequested,
+    WorkFailed,
 )
 from coordinator.state import TRANSITIONS, AggregateRound, pending
 from tests.unit.coordinator.runs import FINAL, LAYOUT, START, Driver, digest_of
@@ -606,6 +608,32 @@ def test_every_event_of_a_stranger_is_refused():
         FinalReported("stranger", 0, FINAL, True),
     ):
         driver.refused(event, "not_a_member")
+
+
+def test_a_second_seat_for_ranks_that_had_joined_fails_the_run():
+    driver = Driver(TWO)
+    driver.send(StartRequested(TWO))
+    driver.send(SeatTaken("a", 1, digest_of("first")))
+    driver.send(SeatTaken("a", 1, digest_of("second")))  # nothing had joined yet
+    assert driver.state.members["a"].seat == digest_of("second")
+    driver.refused(SeatTaken("a", 2, digest_of("second")), "stale_attempt")
+    driver.refused(SeatTaken("stranger", 1, digest_of("second")), "not_a_member")
+    driver.send(LayoutPresented("a", 1, LAYOUT))
+    driver.send(SeatTaken("a", 1, digest_of("second")))  # the answer to the first request was lost
+    assert driver.status is RunStatus.STARTING
+    driver.send(SeatTaken("a", 1, digest_of("third")))
+    assert driver.status is RunStatus.FAILED
+    assert "site a was lost: its agent was started again" in driver.state.ended_because
+
+
+def test_failed_work_is_an_alarm_once_or_the_end():
+    driver = Driver(TWO).begin()
+    driver.send(WorkFailed("the disk is full"))
+    driver.send(WorkFailed("the disk is full"))
+    assert driver.state.alarms == ("the disk is full",)
+    assert driver.status is RunStatus.RUNNING
+    driver.send(WorkFailed("a contribution is lost", final=True))
+    assert (driver.status, driver.state.ended_because) == (RunStatus.FAILED, "a contribution is lost")
 
 
 def test_every_event_has_its_transition():

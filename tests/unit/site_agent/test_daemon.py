@@ -33,6 +33,7 @@ class World:
         self.status: RunStatus | Exception = RunStatus.FAILED
         self.ends: dict[str, Exit] = {}
         self.on: dict[str, Callable[[], None]] = {}
+        self.stubborn = False
         world = self
 
         class Client:
@@ -75,6 +76,14 @@ class World:
             def poll(self) -> Exit | None:
                 return world.ends.get(self.run)
 
+            def terminate(self) -> None:
+                world.happened(f"terminate {self.run}")
+                if not world.stubborn:
+                    world.ends[self.run] = Exit(-15)
+
+            def kill(self) -> None:
+                world.happened(f"kill {self.run}")
+
             def stop(self, grace_s: float) -> None:
                 world.happened(f"stop {self.run}")
                 world.events.append(f"stopped {self.run}")
@@ -103,12 +112,14 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
 
 STARTED = ["register", "seat run-1", "start run-1"]
 STOPPED = ["stop run-1", "stopped run-1"]
+ENDED = ["terminate run-1", "kill run-1"]
 
 
 def test_follows_assignments(world: World):
-    assert world.serve([], [assignment()], [assignment()], []) == [*STARTED, *STOPPED, "leave a"]
-    assert [len(reports) for reports in world.reports] == [0, 0, 1, 1, 0]
-    assert world.reports[2][0].state is ProcessState.RUNNING
+    assert world.serve([], [assignment()], [assignment()], [], []) == [*STARTED, *ENDED, "leave a"]
+    states = [[report.state for report in reports] for reports in world.reports]
+    running, stopping = [ProcessState.RUNNING], [ProcessState.STOPPING]
+    assert states == [[], [], running, running, stopping, []]
 
 
 def test_an_outage_stops_nothing(world: World):
@@ -143,7 +154,15 @@ def test_ranks_of_a_run_that_succeeded_may_finish(world: World):
 
 def test_ranks_of_a_run_that_is_not_known_any_more_are_stopped(world: World):
     world.status = NotFoundError("run_not_found", "deleted")
-    assert world.serve([assignment()], []) == [*STARTED, *STOPPED, "leave a"]
+    assert world.serve([assignment()], [], []) == [*STARTED, *ENDED, "leave a"]
+
+
+def test_ranks_that_do_not_end_are_killed_after_the_grace(world: World, monkeypatch: pytest.MonkeyPatch):
+    times = iter([100.0, 100.0, 109.0, 110.5])
+    monkeypatch.setattr(daemon_module.time, "monotonic", lambda: next(times))
+    world.stubborn = True
+    assert world.serve([assignment()], [], [], []) == [*STARTED, *ENDED, "leave a"]
+    assert len(world.reports) == 5
 
 
 def test_a_signal_during_the_start_of_ranks_does_not_lose_them(world: World):
@@ -153,8 +172,8 @@ def test_a_signal_during_the_start_of_ranks_does_not_lose_them(world: World):
 
 
 def test_a_signal_while_ranks_are_stopped_does_not_leave_any(world: World):
-    world.on["stop run-1"] = world.daemon.interrupt
-    assert world.serve([assignment()], [], []) == [*STARTED, *STOPPED, "leave a"]
+    world.on["terminate run-1"] = world.daemon.interrupt
+    assert world.serve([assignment()], [], []) == [*STARTED, "terminate run-1", "leave a", *STOPPED]
     assert len(world.reports) == 2
 
 
