@@ -143,7 +143,8 @@ class Daemon:
             tasks=list(self._settings.tasks),
             ranks=self._settings.ranks,
         )
-        with CoordinatorClient(self._settings.coordinator, self._settings.read_join_token(), patience=10.0) as client:
+        log.info("registering", site=self._settings.name, coordinator=self._settings.coordinator)
+        with CoordinatorClient(self._settings.coordinator, self._settings.read_join_token(), patience=5.0) as client:
             while True:
                 try:
                     self._heartbeat_s = client.register_site(self._settings.name, registration).heartbeat_s

@@ -1,6 +1,7 @@
 """A training script with one linear layer, which misbehaves where the run's params tell it to.
 
-Params: `plain`: no DDP; `folder`, where it leaves a line with the digest of the parameters after every step; `size` of the layer;
+Params: `plain`: no DDP;
+`folder`, where it leaves a line with the digest of the parameters after every step; `size` of the layer;
 `raise_at` and `raising`: the step at which a site fails; `straying`: the site whose last rank changes its parameters.
 """
 
