@@ -80,10 +80,8 @@ def quantise(values: NDArray[np.float32], codec: Codec) -> tuple[NDArray[np.int8
     return np.clip(ratio, -INT8_LIMIT, INT8_LIMIT).astype(np.int8), scales
 
 
-def pack_contribution(
-    update: SparseUpdate, layout: ParameterLayout, codec: Codec, chunks: range | None = None
-) -> Arrays:
-    """The arrays `indices`, `values` and `scales` of a contribution, or of its chunks in a contiguous range.
+def pack_contribution(update: SparseUpdate, layout: ParameterLayout, codec: Codec) -> Arrays:
+    """The arrays `indices`, `values` and `scales` of a contribution, or of a rank's part of it.
 
     Raises ValueError if the contribution was made with another codec or has chunks that are not in the layout.
     """
@@ -94,14 +92,13 @@ def pack_contribution(
     for shape, sent in update.shapes.items():
         if shape not in layout.shapes or sent.chunks[-1:].max(initial=-1) >= layout.chunk_count:
             raise ValueError(f"the layout has no such chunks of shape {shape}")
-        start, stop = (0, sent.chunks.size) if chunks is None else np.searchsorted(sent.chunks, _bounds(chunks))
-        values = sent.values[start:stop].reshape(-1)
+        values = sent.values.reshape(-1)
         fields = {
             "values": pack_bits(values < 0, 1) if codec == "sign" else values.view(np.uint8),
-            "scales": _to_bytes(bfloat16(sent.scales[start:stop]), "<u2"),
+            "scales": _to_bytes(bfloat16(sent.scales), "<u2"),
         }
         if width := index_bits(shape[0] * shape[1]):
-            fields["indices"] = pack_bits(sent.indices[start:stop], width)
+            fields["indices"] = pack_bits(sent.indices, width)
         _store(arrays, shape, fields)
     return arrays
 
@@ -291,10 +288,6 @@ def _scales(values: NDArray[np.float64]) -> NDArray[np.float32]:
 def _check_codec(codec: str) -> None:
     if codec not in get_args(Codec):
         raise ValueError(f"codec must be one of {get_args(Codec)}, got {codec!r}")
-
-
-def _bounds(chunks: range) -> tuple[int, int]:
-    return chunks.start, chunks.stop
 
 
 def _label(shape: Shape, field: str) -> str:

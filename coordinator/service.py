@@ -12,7 +12,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from algorithms.layout import ParameterLayout
-from algorithms.traffic import contribution_bytes
+from algorithms.traffic import contribution_bytes, parameters_bytes
 from api import schemas
 from api.app import CONTRIBUTION_LIMIT
 from api.errors import ConflictError, ForbiddenError, GoneError, InvalidError, NotFoundError, ProblemError
@@ -184,11 +184,11 @@ class CoordinatorService:
         state = (await self._store.load(run)).state
         layout = await self._layouts.of(state)
         size = self._blobs.size(start.parameters)
-        if size != 4 * layout.parameter_count:
+        if size != parameters_bytes(layout):
             raise InvalidError(
                 "wrong_size",
                 f"the parameters have {size} bytes; the layout's {layout.parameter_count} float32 elements take "
-                f"{4 * layout.parameter_count}",
+                f"{parameters_bytes(layout)}",
             )
         if start.buffers is not None:
             self._blobs.size(start.buffers)
