@@ -143,8 +143,9 @@ class Daemon:
             tasks=list(self._settings.tasks),
             ranks=self._settings.ranks,
         )
+        token = self._settings.read_join_token()
         log.info("registering", site=self._settings.name, coordinator=self._settings.coordinator)
-        with CoordinatorClient(self._settings.coordinator, self._settings.read_join_token(), patience=5.0) as client:
+        with CoordinatorClient(self._settings.coordinator, token, patience=5.0) as client:
             while True:
                 try:
                     self._heartbeat_s = client.register_site(self._settings.name, registration).heartbeat_s
