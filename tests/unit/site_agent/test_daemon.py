@@ -45,7 +45,7 @@ class World:
             def close(self) -> None: ...
             def register_site(self, *_: Any) -> Any:
                 world.happened("register")
-                return SimpleNamespace(heartbeat_s=5.0)
+                return SimpleNamespace(heartbeat_s=0.01)
 
             def heartbeat(self, name: str, heartbeat: Heartbeat, wait: float) -> HeartbeatReply:
                 world.reports.append(heartbeat.processes)
