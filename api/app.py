@@ -19,8 +19,8 @@ __all__ = ["CONTRIBUTION_LIMIT", "create_app"]
 
 CONTRIBUTION_LIMIT = 8 << 20
 """Bytes of one part of a contribution: nothing bigger goes into one Redis value."""
-_JSON_LIMIT = 32 << 20
-"""Layouts of large models are the largest JSON bodies."""
+_LAYOUT_LIMIT = 32 << 20
+_JSON_LIMIT = 4 << 20
 _BLOB_LIMIT = 64 << 30
 _WEB = Path(__file__).parent / "web"
 
@@ -28,6 +28,8 @@ _WEB = Path(__file__).parent / "web"
 def _limit(path: str) -> int:
     if "/contributions/" in path:
         return CONTRIBUTION_LIMIT
+    if path.endswith("/layout"):
+        return _LAYOUT_LIMIT
     return _BLOB_LIMIT if re.fullmatch(r"/v1/blobs/[^/]*", path) else _JSON_LIMIT
 
 

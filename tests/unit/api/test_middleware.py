@@ -122,7 +122,7 @@ def test_security_headers():
         ("/v1/runs/r/regions/w/steps/1/contributions/s/parts/0", application.CONTRIBUTION_LIMIT),
         ("/v1/runs", application._JSON_LIMIT),
         ("/v1/sites/blobs/heartbeat", application._JSON_LIMIT),
-        ("/v1/runs/r/sites/blobs/layout", application._JSON_LIMIT),
+        ("/v1/runs/r/sites/blobs/layout", application._LAYOUT_LIMIT),
         ("/v1/blobs/x/y", application._JSON_LIMIT),
     ],
 )
