@@ -66,7 +66,8 @@ class _Connection(BaseSettings):
 
 def main() -> None:
     """Exit status: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):  # which a script's background command finds ignored
+        signal.signal(number, _interrupt)
     stamina.instrumentation.set_on_retry_hooks([])  # which would write into our output
     try:
         app()

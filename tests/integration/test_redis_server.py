@@ -66,7 +66,8 @@ def wait_until_ended(pid):
 def coordinator_process(data_dir):
     """A process that runs the embedded server until it is told to end."""
     program = (
-        "import sys, pathlib; from coordinator.redis_server import EmbeddedRedis\n"
+        "import sys, pathlib, signal; from coordinator.redis_server import EmbeddedRedis\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored if we run in the background
         "with EmbeddedRedis(pathlib.Path(sys.argv[1])) as embedded:\n"
         "    print(embedded.url, flush=True)\n"
         "    sys.stdin.read()"
