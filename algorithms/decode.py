@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.transforms import integer_basis
+from algorithms.transforms import basis
 
 __all__ = ["SINGLE_PASS_L1", "Method", "decode", "known_answer", "signs"]
 
@@ -38,7 +38,7 @@ SINGLE_PASS_L1 = 1040
 def decode(values: Tensor, method: Method = "auto") -> Tensor:
     """The integer inverse transform, exact, float64 (m, rows, cols), of integers in float32 (m, rows, cols).
 
-    Divide by `basis_scale(rows) * basis_scale(cols)` for real values. `auto` picks `single` or `split` by the L1 norm.
+    Divide by the product of the scales of both bases for real values. `auto` picks `single` or `split` by the L1 norm.
     """
     high, low, radix = _passes(values, method)
     return high.double() if low is None else high.double() * radix + low.double()
@@ -77,7 +77,7 @@ def _passes(values: Tensor, method: Method) -> tuple[Tensor, Tensor | None, int]
 
 @lru_cache(maxsize=1024)
 def _basis(length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(integer_basis(length).copy()).to(device=device, dtype=dtype)
+    return torch.from_numpy(basis("dct", length).integers.copy()).to(device=device, dtype=dtype)
 
 
 @lru_cache(maxsize=256)
@@ -90,7 +90,7 @@ def _question(rows: int, cols: int) -> tuple[NDArray[np.int64], NDArray[np.int64
     dense = np.where(position % 3, 127, 127 - position % 255)
     sparse = np.where(position < SINGLE_PASS_L1 // 127, 127, 0)
     chunks = np.stack([dense, sparse]).reshape(2, rows, cols).astype(np.int64)
-    left, right = integer_basis(rows).astype(np.int64), integer_basis(cols).astype(np.int64)
+    left, right = (basis("dct", length).integers.astype(np.int64) for length in (rows, cols))
     return chunks, left.T @ chunks @ right
 
 

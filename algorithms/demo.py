@@ -5,7 +5,7 @@ functions (`encode`, `subtract_sent`, `subtract_update`, `apply_update`); the cl
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -45,8 +45,8 @@ class StepEntry:
     """Whether the entry lists this site's contribution."""
 
 
-Exchange = Callable[[SparseUpdate | None], StepEntry]
-"""Takes this rank's contribution, None to abstain, and returns the entry of the step."""
+Exchange = Callable[["DeMo", SparseUpdate | None], StepEntry]
+"""Takes the optimizer and this rank's contribution, None to abstain, and returns the entry of the step."""
 
 
 class DeMo(torch.optim.Optimizer):
@@ -135,7 +135,7 @@ class DeMo(torch.optim.Optimizer):
         sent = self._contribution()
         if sent is None:
             self.skipped_steps += 1
-        entry = self._own_entry(sent) if self._exchange is None else self._exchange(sent)
+        entry = self._alone(sent) if self._exchange is None else self._exchange(self, sent)
         if self.subtract == "local" and entry.listed and sent is not None and entry.update is not None:
             subtract_sent(self._ownership, self._momentum(), sent, entry.update, self.alpha)
         self.apply(entry)
@@ -246,13 +246,19 @@ class DeMo(torch.optim.Optimizer):
             self._ownership, self._momentum(), gradients, beta=self.beta, k=self.k, codec=self.codec, unscale=unscale
         )
 
-    def _own_entry(self, sent: SparseUpdate | None) -> StepEntry:
-        """The entry of a run of one."""
+    def entry(self, contributions: Sequence[SparseUpdate], listed: bool) -> StepEntry:
+        """The entry of a round without a coordinator: the mean of the contributions, the rates of our own groups.
+
+        It is empty if there is no contribution. `listed` says whether this rank's is among them.
+        """
         rates = [float(group["lr"]) for group in self.param_groups]
         decays = [1 - lr * group["weight_decay"] for lr, group in zip(rates, self.param_groups, strict=True)]
         lr, decay = (tuple(float(np.float32(number)) for number in numbers) for numbers in (rates, decays))
-        update = None if sent is None else aggregate([sent], self.layout, [0])
-        return StepEntry(update, lr, decay, listed=sent is not None)
+        update = aggregate(contributions, self.layout, [0] * len(contributions)) if contributions else None
+        return StepEntry(update, lr, decay, listed)
+
+    def _alone(self, sent: SparseUpdate | None) -> StepEntry:
+        return self.entry([] if sent is None else [sent], listed=sent is not None)
 
     def _momentum(self) -> dict[int, Tensor]:
         states = enumerate(self.state.get(parameter, {}) for parameter in self._parameters)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.grid import Block, Tile, tensor_blocks
-from algorithms.transforms import basis_digest
+from algorithms.transforms import TRANSFORMS, Transform, basis_digest
 
 __all__ = ["CHUNKS", "Block", "ParameterLayout", "TensorSpec", "Tile", "canonical_name", "is_dense", "kept"]
 
@@ -26,7 +26,7 @@ CHUNKS = (32, 64, 128)
 """Supported chunk sizes s: a chunk has at most s x s elements."""
 
 DENSE_LIMIT = 64
-VERSION = 1
+VERSION = 2
 
 MAX_TENSORS = 1_000_000
 MAX_ELEMENTS = 2**44
@@ -73,22 +73,30 @@ class TensorSpec:
 
 
 class ParameterLayout:
-    """Names, shapes, groups and the chunk grid of a model, in canonical order.
+    """Names, shapes, groups, the chunk grid and the transform of a model, in canonical order.
 
-    Raises ValueError on duplicate names, an unsupported chunk size, a bad shape or a group that does not exist.
+    Raises ValueError on duplicate names, an unsupported chunk size or transform, a bad shape or a group that does not
+    exist.
     """
 
     def __init__(
-        self, tensors: Iterable[TensorSpec], chunk: int = 64, groups: Sequence[str] = ("decay", "no_decay")
+        self,
+        tensors: Iterable[TensorSpec],
+        chunk: int = 64,
+        groups: Sequence[str] = ("decay", "no_decay"),
+        transform: Transform = "dct",
     ) -> None:
         if chunk not in CHUNKS:
             raise ValueError(f"chunk must be one of {CHUNKS}, got {chunk}")
+        if transform not in TRANSFORMS:
+            raise ValueError(f"transform must be one of {TRANSFORMS}, got {transform!r}")
         if len(set(groups)) != len(groups):
             raise ValueError(f"group names must differ, got {list(groups)}")
         named = (replace(tensor, name=canonical_name(tensor.name)) for tensor in tensors)
         self.tensors = tuple(sorted(named, key=lambda tensor: tensor.name))
         self.chunk = chunk
         self.groups = tuple(groups)
+        self.transform = transform
         for one, other in pairwise(self.tensors):
             if one.name == other.name:
                 raise ValueError(f"two tensors have the canonical name {one.name!r}")
@@ -190,7 +198,9 @@ class ParameterLayout:
 
     @property
     def transformed(self) -> list[tuple[int, int]]:
-        """The chunk shapes that are transformed: all but the dense ones."""
+        """The chunk shapes that are transformed: all but the dense ones, none by `identity`."""
+        if self.transform == "identity":
+            return []
         return [shape for shape in self.shapes if not is_dense(shape[0] * shape[1])]
 
     def to_json(self) -> dict[str, Any]:
@@ -199,7 +209,8 @@ class ParameterLayout:
         return {
             "version": VERSION,
             "chunk": self.chunk,
-            "basis": basis_digest(lengths),
+            "transform": self.transform,
+            "basis": basis_digest(self.transform, lengths),
             "groups": list(self.groups),
             "tensors": [[tensor.name, list(tensor.shape), tensor.group] for tensor in self.tensors],
         }
@@ -207,8 +218,9 @@ class ParameterLayout:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ParameterLayout":
         """Reads `to_json()` from an untrusted source. Raises ValueError naming the field or the tensor."""
-        if set(value) != {"version", "chunk", "basis", "groups", "tensors"}:
-            raise ValueError(f"a layout has version, chunk, basis, groups and tensors, got {sorted(map(str, value))}")
+        fields = {"version", "chunk", "transform", "basis", "groups", "tensors"}
+        if set(value) != fields:
+            raise ValueError(f"a layout has {', '.join(sorted(fields))}, got {', '.join(sorted(map(str, value)))}")
         if value["version"] != VERSION:
             raise ValueError(f"layout version {value['version']!r} is not {VERSION}")
         groups, tensors = value["groups"], value["tensors"]
@@ -218,7 +230,7 @@ class ParameterLayout:
             raise ValueError(f"tensors must be a list of at most {MAX_TENSORS}")
         if not _is_count(value["chunk"]):
             raise ValueError(f"chunk must be one of {CHUNKS}, got {value['chunk']!r}")
-        layout = cls(_read_tensors(tensors), value["chunk"], groups)
+        layout = cls(_read_tensors(tensors), value["chunk"], groups, value["transform"])
         if layout.chunk_count > MAX_CHUNKS:
             raise ValueError(f"{layout.chunk_count} chunks are more than {MAX_CHUNKS}")
         if layout.to_json()["basis"] != value["basis"]:

@@ -5,7 +5,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from algorithms.transforms import dct_basis
+from algorithms.transforms import basis
 
 __all__ = ["forward_dct", "top_k"]
 
@@ -18,7 +18,7 @@ CROWDED = 2
 
 @lru_cache(maxsize=512)
 def _basis(length: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(dct_basis(length).copy()).to(device=device, dtype=torch.float32)
+    return torch.from_numpy(basis("dct", length).orthonormal.copy()).to(device=device, dtype=torch.float32)
 
 
 def forward_dct(chunks: Tensor) -> Tensor:

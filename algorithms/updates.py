@@ -7,12 +7,24 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AggregateUpdate", "Codec", "Coefficients", "Shape", "SparseUpdate", "UpdateCoefficients", "merge"]
+__all__ = [
+    "CODEC_LIMITS",
+    "AggregateUpdate",
+    "Codec",
+    "Coefficients",
+    "Shape",
+    "SparseUpdate",
+    "UpdateCoefficients",
+    "merge",
+]
 
 Shape = tuple[int, int]
 """Rows and columns of a chunk."""
 
 Codec = Literal["sign", "int8"]
+
+CODEC_LIMITS: Mapping[Codec, int] = {"sign": 1, "int8": 127}
+"""Largest magnitude of a sent integer."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,7 @@ class Coefficients:
     indices: NDArray[np.uint16]
     """(m, k) positions in the row-major chunk, ascending; every one of them for dense chunks."""
     values: NDArray[np.int8]
-    """(m, k) integers: +-1 for `sign`, -127 to 127 for `int8`."""
+    """(m, k) integers of magnitude up to `CODEC_LIMITS`; +-1 for `sign`."""
     scales: NDArray[np.float32]
     """(m,) finite, not negative, representable in bfloat16; 0: nothing from this chunk."""
 

@@ -21,7 +21,7 @@ from algorithms.apply import apply_update
 from algorithms.layout import ParameterLayout, TensorSpec
 from algorithms.momentum import Ownership, encode
 from algorithms.traffic import contribution_bytes, ddp_bytes
-from algorithms.transforms import dct_basis
+from algorithms.transforms import basis
 from algorithms.updates import AggregateUpdate, SparseUpdate
 
 __all__ = ["main"]
@@ -125,7 +125,7 @@ class _Textbook:
     def __init__(self, layout: ParameterLayout, k: int) -> None:
         self._layout = layout
         self._k = k
-        self._basis = torch.from_numpy(dct_basis(_SIDE).copy()).float()
+        self._basis = torch.from_numpy(basis("dct", _SIDE).orthonormal.copy()).float()
         self._momenta = [torch.zeros(tensor.shape) for tensor in layout.tensors]
 
     def encode(self, gradients: dict[int, Tensor]) -> list[tuple[Tensor, Tensor]]:

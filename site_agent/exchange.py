@@ -41,40 +41,37 @@ class Exchange:
         self._ranks = ranks
         self._client = client
 
-    def attach(self, optimizer: DeMo, replica: Replica) -> None:
-        self._optimizer = optimizer
+    def attach(self, replica: Replica) -> None:
         self._replica = replica
 
-    def __call__(self, contribution: SparseUpdate | None) -> StepEntry:
+    def __call__(self, optimizer: DeMo, contribution: SparseUpdate | None) -> StepEntry:
         """The entry of the next step, after contributing, or abstaining with None."""
-        shards = self._ranks.gather(self._pack(contribution))
-        message = self._ranks.share(self._round_trip(shards) if self._client is not None else None)
+        shards = self._ranks.gather(self._pack(optimizer, contribution))
+        message = self._ranks.share(self._round_trip(optimizer, shards) if self._client is not None else None)
         self.tokens = 0
         if message == _ENDED:
             self.ended = True
-            return StepEntry(update=None, lr=self._no_rates(), decay=self._no_rates(), listed=False)
+            no_rates = (0.0,) * len(optimizer.param_groups)
+            return StepEntry(update=None, lr=no_rates, decay=no_rates, listed=False)
         self.step += 1
         return self._replica.read_step(message)
 
-    def _no_rates(self) -> tuple[float, ...]:
-        return (0.0,) * len(self._optimizer.param_groups)
-
     # --- contributions ------------------------------------------------------------------------------------------------
 
-    def _pack(self, contribution: SparseUpdate | None) -> bytes:
+    def _pack(self, optimizer: DeMo, contribution: SparseUpdate | None) -> bytes:
         """This rank's part: its chunks, and its tokens."""
         if contribution is None:
             return _ABSTAINS
-        layout = self._optimizer.layout
+        layout = optimizer.layout
         header = {
             "tokens": self.tokens,
             "absent": [layout.tensors[index].name for index in sorted(contribution.absent)],
         }
-        return encode_message("shard", header, pack_contribution(contribution, layout, self._optimizer.codec))
+        return encode_message("shard", header, pack_contribution(contribution, layout, optimizer.codec))
 
-    def _merged(self, shards: Sequence[bytes]) -> tuple[SparseUpdate, int]:
+    @staticmethod
+    def _merged(optimizer: DeMo, shards: Sequence[bytes]) -> tuple[SparseUpdate, int]:
         """All ranks' chunks and tokens."""
-        optimizer = self._optimizer
         parts, tokens = [], 0
         for rank, shard in enumerate(shards):
             header, arrays = decode_message("shard", shard)
@@ -91,9 +88,9 @@ class Exchange:
             )
         return merge(parts), tokens
 
-    def _message(self, shards: Sequence[bytes]) -> bytes:
-        contribution, tokens = self._merged(shards)
-        optimizer, session = self._optimizer, self._session
+    def _message(self, optimizer: DeMo, shards: Sequence[bytes]) -> bytes:
+        contribution, tokens = self._merged(optimizer, shards)
+        session = self._session
         assert self._replica.position is not None
         header = ContributionHeader(
             version=PROTOCOL_VERSION,
@@ -115,9 +112,9 @@ class Exchange:
 
     # --- the round trip -----------------------------------------------------------------------------------------------
 
-    def _round_trip(self, shards: Sequence[bytes]) -> bytes:
+    def _round_trip(self, optimizer: DeMo, shards: Sequence[bytes]) -> bytes:
         """The entry's message, or nothing if the run has ended."""
-        body = None if _ABSTAINS in shards else self._message(shards)
+        body = None if _ABSTAINS in shards else self._message(optimizer, shards)
         started = time.monotonic()
         try:
             return self._answered(body)

@@ -112,7 +112,7 @@ class Site:
         self._optimizer = optimizer
         fragments = optimizer.layout.fragments(self.spec.outer.fragments) if self.spec.outer else ()
         self._replica = Replica(optimizer, model, fragments, self.name, self._fetch)
-        self._exchange.attach(optimizer, self._replica)
+        self._exchange.attach(self._replica)
         self._outer = OuterRounds(self.spec, self._session, self._local, self._client, self._replica)
         self._metrics.describe(ddp_bytes_per_step=float(ddp_bytes(optimizer.layout)))
         self._begin(model, optimizer)

@@ -352,7 +352,7 @@ def test_entry_0_is_checked(patient):
     "layout",
     [
         {},
-        {"version": 1, "chunk": 32, "basis": "", "groups": [], "tensors": []},
+        {"version": 1, "chunk": 32, "transform": "dct", "basis": "", "groups": [], "tensors": []},
         LAYOUT.to_json() | {"chunk": 64},
         LAYOUT.to_json() | {"groups": ["decay"]},
         LAYOUT.to_json() | {"tensors": [["w", [2**44, 2**44], 0]]},

@@ -229,8 +229,9 @@ def test_layout_digest_is_of_the_documented_text_in_whatever_order_tensors_come(
     lengths = sorted({length for piece in transformed for length in (piece.rows, piece.cols)})
     bases = b"".join(reference.integer_basis(length).astype(np.int8).tobytes() for length in lengths)
     identity = {
-        "version": 1,
+        "version": 2,
         "chunk": layout.chunk,
+        "transform": "dct",
         "basis": hashlib.sha256(bases).hexdigest(),
         "groups": ["decay", "no_decay"],
         "tensors": [[tensor.name, list(tensor.shape), tensor.group] for tensor in layout.tensors],

@@ -111,7 +111,7 @@ def test_signum_keeps_negative_zero() -> None:
 def test_local_subtraction_removes_what_was_sent_and_only_if_listed() -> None:
     updates: list[SparseUpdate] = []
 
-    def exchange(sent: SparseUpdate | None) -> StepEntry:
+    def exchange(_: DeMo, sent: SparseUpdate | None) -> StepEntry:
         assert sent is not None
         updates.append(sent)
         return StepEntry(aggregate([sent], optimizer.layout, [0]), (0.0,), (1.0,), listed=len(updates) == 2)
@@ -174,7 +174,7 @@ def test_a_rank_that_abstains_still_applies_the_entry() -> None:
     backward(model, 0)
     entry = StepEntry(aggregate([optimizer._contribution()], optimizer.layout, [0]), (0.25,), (1.0,), listed=False)
     asked: list[SparseUpdate | None] = []
-    other, receiver = odd(exchange=lambda sent: asked.append(sent) or entry)
+    other, receiver = odd(exchange=lambda _, sent: asked.append(sent) or entry)
     backward(other, 0)
     other.scale.grad.fill_(float("nan"))
     receiver.step()
@@ -238,12 +238,12 @@ def test_ranks_share_the_momentum(codec: Any) -> None:
     outbox: list[SparseUpdate] = []
     entries: list[StepEntry] = []
 
-    def collect(sent: SparseUpdate | None) -> StepEntry:
+    def collect(_: DeMo, sent: SparseUpdate | None) -> StepEntry:
         assert sent is not None
         outbox.append(sent)
         return StepEntry(None, (0.0,), (1.0,), listed=False)
 
-    whole_model, whole = odd(codec=codec, exchange=lambda sent: entries[-1])
+    whole_model, whole = odd(codec=codec, exchange=lambda *_: entries[-1])
     ranks = [odd(codec=codec, owned=(rank, 2), exchange=collect) for rank in range(2)]
     for seed in range(3):
         outbox.clear()
@@ -292,7 +292,7 @@ def test_sharded_step_subtracts_its_own_part() -> None:
         each.grad = gradient
         update = aggregate([helper._contribution()], helper.layout, [0])
         entry = StepEntry(update, (0.5,), (1.0,), listed=True)
-        optimizer = DeMo([("w", each)], lr=1.0, owned=owned, exchange=lambda sent, entry=entry: entry)
+        optimizer = DeMo([("w", each)], lr=1.0, owned=owned, exchange=lambda *_, entry=entry: entry)
         optimizer.step()
         momenta.append(optimizer.state[each]["momentum"])
     assert torch.allclose(torch.cat(momenta[:2]), momenta[2], atol=1e-7)
@@ -482,7 +482,7 @@ def train(sites: int, make: Callable[[nn.Module], DeMo], steps: int) -> tuple[fl
         update = aggregate(sent, optimizers[0].layout, [0] * sites)
         entry = StepEntry(update, (2.0**-9,), (1.0,), listed=True)
         for optimizer, mine in zip(optimizers, sent, strict=True):
-            optimizer._exchange = lambda _, entry=entry: entry
+            optimizer._exchange = lambda *_, entry=entry: entry
             optimizer._contribution = lambda mine=mine: mine  # type: ignore[method-assign]
             optimizer.step()
             del optimizer._contribution

@@ -6,7 +6,7 @@ import torch
 
 from algorithms.decode import SINGLE_PASS_L1, Method, decode, known_answer, signs
 from algorithms.sparsify import forward_dct, top_k
-from algorithms.transforms import basis_scale, integer_basis
+from algorithms.transforms import basis
 
 SHAPES = [(1, 1), (1, 64), (7, 64), (44, 43), (64, 64), (32, 17), (127, 65), (128, 128), (128, 64)]
 
@@ -20,13 +20,13 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def oracle(values: np.ndarray) -> np.ndarray:
-    left, right = (integer_basis(length).astype(np.int64) for length in values.shape[1:])
+    left, right = (basis("dct", length).integers.astype(np.int64) for length in values.shape[1:])
     return left.T @ values @ right
 
 
 def worst_chunks(rows: int, cols: int) -> np.ndarray:
     """Fully dense chunks: equal signs, signs aligned with every corner of the inverse, and random ones."""
-    left, right = integer_basis(rows).astype(np.int64), integer_basis(cols).astype(np.int64)
+    left, right = (basis("dct", length).integers.astype(np.int64) for length in (rows, cols))
     corners = [np.sign(np.outer(left[:, x], right[:, y])) for x in (0, rows - 1) for y in (0, cols - 1)]
     random = np.random.default_rng(0).integers(-127, 128, (3, rows, cols))
     return np.concatenate([np.full((1, rows, cols), 127), 127 * np.stack(corners), random])
@@ -86,7 +86,7 @@ def test_decode_inverts_the_forward_transform() -> None:
     coefficients = forward_dct(chunks).view(5, 40, 33)
     step = coefficients.abs().max() / 127
     quantised = (coefficients / step).round()
-    again = decode(quantised) * step / (basis_scale(40) * basis_scale(33))
+    again = decode(quantised) * step / (basis("dct", 40).scale * basis("dct", 33).scale)
     assert torch.nn.functional.cosine_similarity(again.flatten(), chunks.double().flatten(), dim=0) > 0.999
 
 

@@ -139,12 +139,13 @@ def test_digest_is_identity() -> None:
         ParameterLayout([TensorSpec("c", (3, 4), 0), specs[1]]),
         ParameterLayout(specs, 32),
         ParameterLayout(specs, groups=("x", "y")),
+        *(ParameterLayout(specs, transform=transform) for transform in ("hadamard", "random", "identity")),
     ]
-    assert len({digest, *(other.digest for other in others)}) == 6
+    assert len({digest, *(other.digest for other in others)}) == 9
 
 
 def test_digest_is_pinned() -> None:
-    assert one((127, 131)).digest == "cc4051418ca1b3779ec329e686656be3be968b3985e30ef7fec3ffc903bfff43"
+    assert one((127, 131)).digest == "b45bb4dd598c251b46947615f3a11284d2c838a5ee779944e79e6a4ed8a52f48"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,7 @@ def test_digest_is_pinned() -> None:
         ([TensorSpec("a", (1,), 2)], {}, "group 2 of 2"),
         ([TensorSpec("a", (-1,), 0)], {}, "negative size"),
         ([], {"chunk": 48}, "chunk must be one of"),
+        ([], {"transform": "fourier"}, "transform must be one of"),
         ([], {"groups": ("x", "x")}, "must differ"),
     ],
 )
@@ -193,10 +195,12 @@ def test_json_round_trip(odd_layout: ParameterLayout) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 1}, "version 1"),
         ({"chunk": True}, "chunk"),
         ({"chunk": "64"}, "chunk"),
         ({"basis": "00"}, "other integer bases"),
+        ({"transform": "fourier"}, "transform must be one of"),
+        ({"transform": ["dct"]}, "transform must be one of"),
         ({"groups": "ab"}, "groups"),
         ({"groups": [1]}, "groups"),
         ({"extra": 1}, "a layout has"),

@@ -27,7 +27,6 @@ from algorithms.codec import (
 )
 from algorithms.layout import ParameterLayout, TensorSpec
 from algorithms.traffic import contribution_bytes
-from algorithms.transforms import basis_digest, basis_scale, dct_basis, integer_basis
 
 Contribute = Callable[..., SparseUpdate]
 
@@ -226,18 +225,6 @@ def test_digest_of_arrays() -> None:
     arrays = {"b": np.array([1, 2], np.uint8), "a": np.array([], np.uint8)}
     expected = b"a\0" + bytes(8) + b"b\0" + (2).to_bytes(8, "little") + b"\x01\x02"
     assert digest_arrays(arrays) == hashlib.sha256(expected).hexdigest()
-
-
-def test_bases() -> None:
-    for length in range(1, 129):
-        basis = dct_basis(length)
-        assert np.abs(basis @ basis.T - np.eye(length)).max() < 1e-13
-        scaled = np.abs(basis * basis_scale(length))
-        assert np.abs(scaled - np.floor(scaled) - 0.5).min() > 1e-6
-        assert np.abs(integer_basis(length).astype(int)).max() == 126
-    with pytest.raises(ValueError, match="1 to 128"):
-        dct_basis(129)
-    assert basis_digest([4, 3, 4]) == basis_digest([3, 4]) != basis_digest([3])
 
 
 def test_coordinator_modules_do_not_import_torch() -> None:

@@ -33,7 +33,7 @@ class Scene:
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.model = Model()
-        self.optimizer = DeMo(list(self.model.named_parameters()), lr=0.5, exchange=lambda _: pytest.fail("no step"))
+        self.optimizer = DeMo(list(self.model.named_parameters()), lr=0.5, exchange=lambda *_: pytest.fail("no step"))
         self.blobs: dict[str, bytes] = {}
         fragments = self.optimizer.layout.fragments(2)
         self.replica = Replica(self.optimizer, self.model, fragments, "a", self.blobs.__getitem__)
