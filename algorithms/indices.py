@@ -5,7 +5,6 @@ chunk: array `low` has the low l bits of each index; array `high` has a bit stri
 `(index >> l) + i` is set for its i-th index. Source: docs/decisions/0002-algorithms.md, section 4.
 """
 
-from collections.abc import Iterator
 from typing import get_args
 
 import numpy as np
@@ -78,19 +77,20 @@ def pack_indices(indices: NDArray[np.uint16], elements: int, form: Indices) -> d
         return {"indices": pack_bits(indices, index_bits(elements))}
     low = low_bits(elements, count)
     fields = {"low": pack_bits(indices, low)} if low else {}
-    return fields | {"high": _pack_high(indices >> low, record_bits(elements, count))}
+    return fields | {"high": _pack_high(indices, low, record_bits(elements, count))}
 
 
-def _pack_high(highs: NDArray[np.integer], record: int) -> NDArray[np.uint8]:
-    """Bit `highs[c, i] + i` of the record of chunk c is set."""
-    chunks, count = highs.shape
+def _pack_high(indices: NDArray[np.uint16], low: int, record: int) -> NDArray[np.uint8]:
+    chunks, count = indices.shape
     packed = np.empty(packed_size(chunks, record), np.uint8)
-    for start, stop in _tiles(chunks, record):
-        places = _places(stop - start, count, record)
-        places += highs[start:stop]
-        flags = np.zeros((stop - start) * record, np.uint8)
-        flags[places.reshape(-1)] = 1
-        packed[start * record // 8 : -(-stop * record // 8)] = np.packbits(flags, bitorder="little")
+    step = _tile_chunks(record)
+    places = _places(min(step, chunks), count, record)
+    for start in range(0, chunks, step):
+        part = indices[start : start + step]
+        flags = np.zeros(len(part) * record, np.uint8)
+        flags[(places[: len(part)] + (part >> low)).reshape(-1)] = 1
+        data = np.packbits(flags, bitorder="little")
+        packed[start * record // 8 :][: data.size] = data
     return packed
 
 
@@ -105,30 +105,31 @@ def unpack_high(
     check_packed(data, record, chunks)
     highs = np.zeros((chunks, count), np.uint16)
     wrong = np.zeros(chunks, np.bool_)
-    for start, stop in _tiles(chunks, record):
-        part = data[start * record // 8 : -(-stop * record // 8)]
-        flags = np.unpackbits(part, count=(stop - start) * record, bitorder="little").reshape(-1, record)
+    step = _tile_chunks(record)
+    places = _places(min(step, chunks), count, record)
+    words = places.astype(np.uint16)
+    for start in range(0, chunks, step):
+        part = highs[start : start + step]
+        flags = np.unpackbits(data[start * record // 8 :], count=len(part) * record, bitorder="little").view(np.bool_)
         ones = np.flatnonzero(flags)
-        places = _places(stop - start, count, record)
-        if ones.size == places.size and _in_own_record(ones.reshape(-1, count), record):
-            np.subtract(ones.reshape(-1, count), places, out=highs[start:stop], casting="unsafe")
+        if ones.size == part.size and _in_records(ones.reshape(part.shape), places[: len(part), 0], record):
+            # differences are below 2^16, so that their low 16 bits are enough
+            np.subtract(ones.astype(np.uint16).reshape(part.shape), words[: len(part)], out=part)
         else:
-            wrong[start:stop] = flags.sum(axis=1) != count
+            wrong[start : start + step] = flags.reshape(-1, record).sum(axis=1) != count
     return highs, wrong
 
 
-def _tiles(chunks: int, record: int) -> Iterator[tuple[int, int]]:
-    """Ranges of chunks whose records begin on a byte."""
-    step = 8 * max(1, TILE_BITS // (8 * record))
-    return ((start, min(start + step, chunks)) for start in range(0, chunks, step))
+def _tile_chunks(record: int) -> int:
+    """Chunks of a tile: a multiple of 8, so that every tile begins on a byte."""
+    return 8 * max(1, TILE_BITS // (8 * record))
 
 
 def _places(chunks: int, count: int, record: int) -> NDArray[np.int64]:
-    """Where the ones of records are if all high bits are 0, (chunks, count)."""
+    """Where the ones of a tile are if all high bits are 0, (chunks, count)."""
     return np.arange(chunks)[:, None] * record + np.arange(count)
 
 
-def _in_own_record(ones: NDArray[np.int64], record: int) -> bool:
-    """Whether the places of row c, ascending over all rows, are in record c."""
-    owners = np.arange(len(ones))
-    return bool(np.all(ones[:, 0] // record == owners) and np.all(ones[:, -1] // record == owners))
+def _in_records(ones: NDArray[np.int64], starts: NDArray[np.int64], record: int) -> bool:
+    """Whether the ascending places of each row (chunks, count) are in the record that begins at its start."""
+    return bool(np.all(ones[:, 0] >= starts) and np.all(ones[:, -1] < starts + record))
