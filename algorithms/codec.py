@@ -55,7 +55,7 @@ __all__ = [
 Arrays = dict[str, NDArray[np.uint8]]
 
 EXPONENTS = (-1000, 120)
-"""Bounds of an update's exponents: 127 * 2^120 is finite in float32, and 4 * 2^117 is what MAX_SCALE can lead to."""
+"""Bounds of an update's exponents: 127 * 2^120 is finite in float32, and MAX_SCALE leads to at most 4 * 2^109."""
 
 MAX_SCALE_WORD = int(bfloat16(np.array([MAX_SCALE], np.float32))[0])
 """MAX_SCALE as bfloat16; the words of negative numbers, infinities and NaN are larger."""

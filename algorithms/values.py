@@ -13,8 +13,8 @@ from algorithms.updates import CODEC_BITS, CODEC_LIMITS, Codec
 
 __all__ = ["MAX_SCALE", "bfloat16", "check_codec", "from_bfloat16", "pack_values", "quantise", "unpack_values"]
 
-MAX_SCALE = 2.0**112
-"""Keeps every value finite in float32: 32767 * 2^112 < 2^127."""
+MAX_SCALE = 2.0**96
+"""Keeps every value below 2^111, and so finite in float32 even when the aggregate weights it."""
 
 
 def check_codec(codec: str) -> None:
