@@ -11,9 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.codec import INT8_LIMIT
 from algorithms.layout import ParameterLayout, is_dense
-from algorithms.updates import AggregateUpdate, Codec, Coefficients, Shape, SparseUpdate, UpdateCoefficients
+from algorithms.updates import (
+    CODEC_LIMITS,
+    AggregateUpdate,
+    Codec,
+    Coefficients,
+    Shape,
+    SparseUpdate,
+    UpdateCoefficients,
+)
 
 __all__ = ["MAX_HALVINGS", "aggregate", "norm", "outlier_halvings"]
 
@@ -39,7 +46,7 @@ class _Site:
     places: NDArray[np.int64]
     """(m,) ascending positions among the chunks of the update."""
     indices: NDArray[np.uint16]
-    values: NDArray[np.int8]
+    values: NDArray[np.int8 | np.int16]
     scales: NDArray[np.float64]
     """(m,) after halving, exact."""
     exponents: NDArray[np.int32]
@@ -126,7 +133,7 @@ def _aggregate_shape(
 
 def _site(sent: Coefficients, numbers: NDArray[np.int64], codec: Codec, halving: int) -> _Site:
     """Drops chunks with scale 0. Raises ValueError if values do not fit the codec or chunks are not of the layout."""
-    limit = 1 if codec == "sign" else INT8_LIMIT
+    limit = CODEC_LIMITS[codec]
     if np.any(np.abs(sent.values.astype(np.int16)) > limit):
         raise ValueError(f"a value of a {codec} contribution is beyond {limit}")
     some = sent.scales > 0

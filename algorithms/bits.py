@@ -1,14 +1,31 @@
-"""Unsigned and two's complement integers of 1 to 16 bits, packed without gaps in little-endian bit order."""
+"""Unsigned and two's complement integers of 1 to 16 bits, packed without gaps in little-endian bit order.
+
+Eight values of w bits are a group of w bytes. Groups are worked on in tiles that stay in cache.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["pack_bits", "packed_size", "signed", "unpack_bits"]
+__all__ = ["check_packed", "pack_bits", "packed_size", "signed", "unpack_bits"]
+
+TILE_GROUPS = 1 << 14
+
+WORD_BYTES = 4
+"""A value begins at most 7 bits into a byte and has at most 16 bits: it lies within one 32-bit word."""
 
 
 def packed_size(count: int, width: int) -> int:
     """Bytes that `count` values of `width` bits take."""
     return -(-count * width // 8)
+
+
+def check_packed(data: NDArray[np.uint8], width: int, count: int) -> None:
+    """Raises ValueError unless data is exactly `packed_size(count, width)` bytes with the unused bits 0."""
+    size = packed_size(count, width)
+    if data.size != size:
+        raise ValueError(f"{count} values of {width} bits take {size} bytes, got {data.size}")
+    if count * width % 8 and int(data[-1]) >> (count * width % 8):
+        raise ValueError("the unused bits of the last byte are not 0")
 
 
 def pack_bits(values: NDArray[np.integer] | NDArray[np.bool_], width: int) -> NDArray[np.uint8]:
@@ -17,49 +34,58 @@ def pack_bits(values: NDArray[np.integer] | NDArray[np.bool_], width: int) -> ND
     Unused bits of the last byte are 0. Raises ValueError unless 1 <= width <= 16.
     """
     _check_width(width)
-    groups = -(-values.size // 8)
-    padded = np.zeros(groups * 8, np.uint16)
-    padded[: values.size] = values.reshape(-1).astype(np.uint16) & np.uint16((1 << width) - 1)
+    flat = values.reshape(-1)
+    packed = np.empty((-(-flat.size // 8), width), np.uint8)
+    for start in range(0, len(packed), TILE_GROUPS):
+        _pack_tile(flat[8 * start : 8 * (start + TILE_GROUPS)], packed[start : start + TILE_GROUPS])
+    return packed.reshape(-1)[: packed_size(flat.size, width)]
+
+
+def _pack_tile(values: NDArray[np.integer] | NDArray[np.bool_], packed: NDArray[np.uint8]) -> None:
+    """Fills packed (groups, width) with at most 8 * groups values."""
+    groups, width = packed.shape
+    padded = np.zeros(8 * groups, np.uint16)
+    padded[: values.size] = values
+    padded &= np.uint16((1 << width) - 1)
     lanes = np.ascontiguousarray(padded.reshape(groups, 8).T)
-    packed = np.empty((groups, width), np.uint8)
     for byte in range(width):
-        total = np.zeros(groups, np.uint16)
-        for lane in range(8 * byte // width, (8 * byte + 7) // width + 1):
-            shift = 8 * byte - lane * width
-            total |= lanes[lane] >> shift if shift >= 0 else lanes[lane] << -shift
-        packed[:, byte] = total & 0xFF
-    return packed.reshape(-1)[: packed_size(values.size, width)]
+        first = 8 * byte // width
+        total = lanes[first] >> (8 * byte - first * width)
+        for lane in range(first + 1, (8 * byte + 7) // width + 1):
+            total |= lanes[lane] << (lane * width - 8 * byte)
+        packed[:, byte] = total
 
 
-def unpack_bits(data: NDArray[np.uint8], width: int, count: int) -> NDArray[np.uint16]:
-    """The inverse of `pack_bits`, uint16 (count,).
+def unpack_bits(data: NDArray[np.uint8], width: int, count: int) -> NDArray[np.uint8 | np.uint16]:
+    """The inverse of `pack_bits`, (count,): uint8 of up to 8 bits, uint16 above.
 
     Raises ValueError unless data is exactly `packed_size(count, width)` bytes with the unused bits 0.
     """
     _check_width(width)
-    size = packed_size(count, width)
-    if data.size != size:
-        raise ValueError(f"{count} values of {width} bits take {size} bytes, got {data.size}")
-    if count * width % 8 and int(data[-1]) >> (count * width % 8):
-        raise ValueError("the unused bits of the last byte are not 0")
-    groups = -(-count // 8)
-    padded = np.zeros(groups * width, np.uint8)
-    padded[:size] = data
-    lanes = np.ascontiguousarray(padded.reshape(groups, width).T).astype(np.uint32)
-    values = np.empty((groups, 8), np.uint16)
-    for lane in range(8):
-        total = np.zeros(groups, np.uint32)
-        first = lane * width // 8
-        for byte in range(first, (lane * width + width - 1) // 8 + 1):
-            total |= lanes[byte] << np.uint32(8 * (byte - first))
-        values[:, lane] = (total >> np.uint32(lane * width % 8)) & np.uint32((1 << width) - 1)
+    check_packed(data, width, count)
+    values = np.empty((-(-count // 8), 8), np.uint8 if width <= 8 else np.uint16)
+    for start in range(0, len(values), TILE_GROUPS):
+        _unpack_tile(data[start * width : (start + TILE_GROUPS) * width], width, values[start : start + TILE_GROUPS])
     return values.reshape(-1)[:count]
 
 
-def signed(values: NDArray[np.uint16], width: int) -> NDArray[np.int8]:
-    """Reads unsigned values of `width` <= 8 bits as two's complement, int8."""
-    half = 1 << (width - 1)
-    return ((values.astype(np.int16) ^ half) - half).astype(np.int8)
+def _unpack_tile(data: NDArray[np.uint8], width: int, values: NDArray[np.uint8 | np.uint16]) -> None:
+    """Fills values (groups, 8) from at most groups * width bytes."""
+    groups = len(values)
+    padded = np.zeros(groups * width + WORD_BYTES, np.uint8)
+    padded[: data.size] = data
+    for lane in range(8):
+        byte, shift = divmod(lane * width, 8)
+        words: NDArray[np.uint32] = np.ndarray((groups,), "<u4", padded.data, byte, (width,))
+        values[:, lane] = words >> np.uint32(shift) & np.uint32((1 << width) - 1)
+
+
+def signed(values: NDArray[np.uint8 | np.uint16], width: int) -> NDArray[np.int8 | np.int16]:
+    """Reads unsigned values of `width` bits as two's complement: int8 from uint8, int16 from uint16."""
+    spare = 8 * values.itemsize - width
+    shifted: NDArray[np.int8 | np.int16] = (values << spare).view(np.int8 if values.itemsize == 1 else np.int16)
+    shifted >>= spare
+    return shifted
 
 
 def _check_width(width: int) -> None:

@@ -1,28 +1,41 @@
 """Updates <-> packed uint8 arrays named `{rows}x{cols}.{field}`, and their digest. numpy only.
 
 Reading trusts nothing: whatever `unpack_*` returns satisfies every statement in `updates.py`. An array that would be
-empty is left out. Source: docs/decisions/0001-first-slice.md, section 2.
+empty is left out. Source: docs/decisions/0001-first-slice.md, section 2; 0002-algorithms.md, sections 3 and 4.
 """
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.bits import pack_bits, packed_size, signed, unpack_bits
+from algorithms.indices import check_indices, index_bits, index_sizes, low_bits, pack_indices, unpack_high
 from algorithms.layout import ParameterLayout, is_dense, kept
-from algorithms.updates import AggregateUpdate, Codec, Coefficients, Shape, SparseUpdate, UpdateCoefficients, merge
+from algorithms.reader import ArrayReader, array_name
+from algorithms.updates import (
+    CODEC_BITS,
+    CODEC_LIMITS,
+    AggregateUpdate,
+    Codec,
+    Coefficients,
+    Indices,
+    Shape,
+    SparseUpdate,
+    UpdateCoefficients,
+    merge,
+)
+from algorithms.values import MAX_SCALE, bfloat16, check_codec, from_bfloat16, pack_values, quantise, unpack_values
 
 __all__ = [
-    "INT8_LIMIT",
     "MAX_SCALE",
     "VALUE_LIMITS",
     "AggregateUpdate",
     "Arrays",
     "Codec",
     "Coefficients",
+    "Indices",
     "SparseUpdate",
     "UpdateCoefficients",
     "bfloat16",
@@ -41,64 +54,36 @@ __all__ = [
 
 Arrays = dict[str, NDArray[np.uint8]]
 
-MAX_SCALE = 2.0**112
-"""Keeps every value finite in float32: 127 * 2^112 < 2^119."""
-
 EXPONENTS = (-1000, 120)
-"""Bounds of an update's exponents: 127 * 2^120 is finite in float32, and 4 * 2^117 is what MAX_SCALE can lead to."""
+"""Bounds of an update's exponents: 127 * 2^120 is finite in float32, and MAX_SCALE leads to at most 4 * 2^109."""
+
+MAX_SCALE_WORD = int(bfloat16(np.array([MAX_SCALE], np.float32))[0])
+"""MAX_SCALE as bfloat16; the words of negative numbers, infinities and NaN are larger."""
 
 VALUE_LIMITS = {4: 7, 6: 31, 8: 127}
 """Bits per value of an update -> largest magnitude."""
 
-INT8_LIMIT = 127
 
-
-def index_bits(elements: int) -> int:
-    """Bits of a position in a chunk: `ceil(log2 n)`; 0 for dense chunks, whose positions are not sent."""
-    return 0 if is_dense(elements) else (elements - 1).bit_length()
-
-
-def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The nearest bfloat16 of finite float32 values, ties to even, as its 16 bits."""
-    bits = values.view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
-
-
-def quantise(values: NDArray[np.float32], codec: Codec) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Integers (m, k) and one bfloat16-representable scale (m,) per row of finite float32 values (m, k), k > 0.
-
-    `sign`: q = -1 where negative, else 1, scale = mean magnitude. `int8`: scale = largest magnitude / 127, q = nearest.
-    Scales above MAX_SCALE are cut. Raises ValueError on another codec.
-    """
-    _check_codec(codec)
-    if codec == "sign":
-        scales = _scales(np.abs(values).mean(axis=1, dtype=np.float64))
-        return np.where(values < 0, np.int8(-1), np.int8(1)), scales
-    scales = _scales(np.abs(values).max(axis=1).astype(np.float64) / INT8_LIMIT)
-    divisors = np.where(scales > 0, scales, np.float32(1)).astype(np.float64)
-    ratio = np.rint(values / divisors[:, None])
-    return np.clip(ratio, -INT8_LIMIT, INT8_LIMIT).astype(np.int8), scales
-
-
-def pack_contribution(update: SparseUpdate, layout: ParameterLayout, codec: Codec) -> Arrays:
-    """The arrays `indices`, `values` and `scales` of a contribution, or of a rank's part of it.
+def pack_contribution(
+    update: SparseUpdate, layout: ParameterLayout, codec: Codec, indices: Indices = "packed"
+) -> Arrays:
+    """The arrays of a contribution, or of a rank's part of it: `values`, `scales` and those of `pack_indices`.
 
     Raises ValueError if the contribution was made with another codec or has chunks that are not in the layout.
     """
-    _check_codec(codec)
+    check_codec(codec)
+    check_indices(indices)
     if update.codec != codec:
         raise ValueError(f"the contribution was made with codec {update.codec!r}, not {codec!r}")
     arrays: Arrays = {}
     for shape, sent in update.shapes.items():
         if shape not in layout.shapes or sent.chunks[-1:].max(initial=-1) >= layout.chunk_count:
             raise ValueError(f"the layout has no such chunks of shape {shape}")
-        values = sent.values.reshape(-1)
         fields = {
-            "values": pack_bits(values < 0, 1) if codec == "sign" else values.view(np.uint8),
+            "values": pack_values(sent.values, codec),
             "scales": _to_bytes(bfloat16(sent.scales), "<u2"),
+            **pack_indices(sent.indices, shape[0] * shape[1], indices),
         }
-        if width := index_bits(shape[0] * shape[1]):
-            fields["indices"] = pack_bits(sent.indices, width)
         _store(arrays, shape, fields)
     return arrays
 
@@ -110,38 +95,32 @@ def unpack_contribution(
     codec: Codec,
     k: int,
     absent: Collection[str],
+    indices: Indices = "packed",
     chunks: range | None = None,
 ) -> SparseUpdate:
     """Reads a contribution, or a rank's part of it, from an untrusted source; `absent` holds tensor names.
 
-    Raises ValueError that names the array or the tensor and the reason.
+    What it accepts is the only encoding of what it returns. Raises ValueError that names the array or the tensor and
+    the reason.
     """
-    _check_codec(codec)
+    check_codec(codec)
+    check_indices(indices)
     unknown = sorted(set(absent) - layout.index.keys())
     if unknown:
         raise ValueError(f"absent tensors are not in the layout: {', '.join(unknown[:5])}")
     missing = frozenset(layout.index[name] for name in absent)
-    reader = _Reader(arrays, layout)
+    reader = ArrayReader(arrays, layout)
     shapes = {}
     for shape in layout.shapes:
-        elements = shape[0] * shape[1]
-        count = kept(k, elements, layout.chunk)
         numbers = layout.select(shape, missing, chunks)
-        if not numbers.size:
-            continue
-        scales = (reader.words(shape, "scales", numbers.size).astype(np.uint32) << np.uint32(16)).view(np.float32)
-        reader.check(
-            shape, ~(scales >= 0) | (scales > MAX_SCALE), numbers, "scale is negative, not finite or too large"
-        )
-        total = numbers.size * count
-        if codec == "sign":
-            values = 1 - 2 * reader.unpack(shape, "values", total, 1).astype(np.int8)
-        else:
-            values = reader.bytes(shape, "values", total).view(np.int8)
-            reader.check(shape, (values == -128).reshape(-1, count).any(axis=1), numbers, "value -128")
-        indices = reader.indices(shape, numbers, np.full(numbers.size, count, np.int64))
-        grid = (numbers.size, count)
-        shapes[shape] = Coefficients(numbers, indices.reshape(grid), values.reshape(grid), scales)
+        if numbers.size:
+            count = kept(k, shape[0] * shape[1], layout.chunk)
+            shapes[shape] = Coefficients(
+                chunks=numbers,
+                indices=_read_indices(reader, shape, numbers, count, indices),
+                values=_read_values(reader, shape, numbers, count, codec),
+                scales=_read_scales(reader, shape, numbers),
+            )
     reader.finish()
     return SparseUpdate(shapes, missing, codec)
 
@@ -165,7 +144,7 @@ def pack_update(update: AggregateUpdate, layout: ParameterLayout) -> Arrays:
 
 def unpack_update(arrays: Mapping[str, NDArray[np.uint8]], layout: ParameterLayout) -> AggregateUpdate:
     """Reads an update from an untrusted source. Raises ValueError that names the array or the tensor and the reason."""
-    reader = _Reader(arrays, layout)
+    reader = ArrayReader(arrays, layout)
     present = reader.take("present", packed_size(len(layout.tensors), 1))
     flags = unpack_bits(present, 1, len(layout.tensors))
     absent = frozenset(np.flatnonzero(flags == 0).tolist())
@@ -178,7 +157,50 @@ def unpack_update(arrays: Mapping[str, NDArray[np.uint8]], layout: ParameterLayo
     return AggregateUpdate(shapes, absent)
 
 
-def _read_update(reader: "_Reader", shape: Shape, numbers: NDArray[np.int64]) -> UpdateCoefficients:
+def _read_scales(reader: ArrayReader, shape: Shape, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+    words = reader.words(shape, "scales", numbers.size)
+    reader.check(shape, words > MAX_SCALE_WORD, numbers, "scale is negative, not finite or too large")
+    return from_bfloat16(words)
+
+
+def _read_values(
+    reader: ArrayReader, shape: Shape, numbers: NDArray[np.int64], count: int, codec: Codec
+) -> NDArray[np.int8 | np.int16]:
+    data = reader.bytes(shape, "values", packed_size(numbers.size * count, CODEC_BITS[codec]))
+    with reader.naming(shape, "values"):
+        values = unpack_values(data, codec, numbers.size * count).reshape(-1, count)
+    limit = CODEC_LIMITS[codec]
+    reader.check(shape, values < -limit, numbers, f"value below {-limit}")
+    return values
+
+
+def _read_indices(
+    reader: ArrayReader, shape: Shape, numbers: NDArray[np.int64], count: int, form: Indices
+) -> NDArray[np.uint16]:
+    """Positions (m, count), checked to be in range and ascending."""
+    elements = shape[0] * shape[1]
+    if is_dense(elements):
+        return np.tile(np.arange(elements, dtype=np.uint16), (numbers.size, 1))
+    if "high" in (sizes := index_sizes(elements, count, numbers.size, form)):
+        data = reader.bytes(shape, "high", sizes["high"])
+        with reader.naming(shape, "high"):
+            indices, wrong = unpack_high(data, elements, count, numbers.size)
+        reader.check(shape, wrong, numbers, f"the record has not {count} ones")
+        if low := low_bits(elements, count):
+            indices <<= low
+            indices |= reader.unpack(shape, "low", indices.size, low).reshape(-1, count)
+    else:
+        packed = reader.unpack(shape, "indices", numbers.size * count, index_bits(elements))
+        indices = packed.astype(np.uint16, copy=False).reshape(-1, count)
+    reader.check(shape, indices >= elements, numbers, f"index not below {elements}")
+    descends = np.zeros(indices.size, np.bool_)
+    descends[1:] = indices.reshape(-1)[1:] <= indices.reshape(-1)[:-1]
+    descends[::count] = False
+    reader.check(shape, descends, numbers, "indices do not ascend")
+    return indices
+
+
+def _read_update(reader: ArrayReader, shape: Shape, numbers: NDArray[np.int64]) -> UpdateCoefficients:
     elements = shape[0] * shape[1]
     dense = is_dense(elements)
     counts = np.full(numbers.size, elements, np.int64)
@@ -197,68 +219,17 @@ def _read_update(reader: "_Reader", shape: Shape, numbers: NDArray[np.int64]) ->
         packed = reader.unpack(shape, f"values{width}", int(np.count_nonzero(mine)), width)
         values[mine] = signed(packed, width)
         if np.any(packed == limit + 1):
-            raise ValueError(f"{_label(shape, f'values{width}')}: value below {-limit}")
-    owners = np.repeat(numbers, counts)
-    if not dense:
-        reader.check(shape, values == 0, owners, "zero among the coefficients")
-    return UpdateCoefficients(numbers, counts, reader.indices(shape, numbers, counts), values, exponents, bits)
-
-
-class _Reader:
-    """Takes arrays of exact size, and knows which of them nobody has asked for."""
-
-    def __init__(self, arrays: Mapping[str, NDArray[np.uint8]], layout: ParameterLayout) -> None:
-        self._arrays = arrays
-        self._layout = layout
-        self._left = set(arrays)
-
-    def take(self, name: str, size: int) -> NDArray[np.uint8]:
-        """The array of that name, of exactly `size` bytes; one of no bytes must be missing."""
-        if size == 0:
-            return np.empty(0, np.uint8)
-        array = self._arrays.get(name)
-        if array is None:
-            raise ValueError(f"array {name} is missing")
-        if array.dtype != np.uint8 or array.shape != (size,):
-            raise ValueError(f"array {name} must be {size} uint8, got {array.dtype} of shape {array.shape}")
-        self._left.discard(name)
-        return array
-
-    def bytes(self, shape: Shape, field: str, size: int) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(self.take(_label(shape, field), size))
-
-    def words(self, shape: Shape, field: str, count: int) -> NDArray[np.uint16]:
-        return self.bytes(shape, field, 2 * count).view("<u2").astype(np.uint16)
-
-    def unpack(self, shape: Shape, field: str, count: int, width: int) -> NDArray[np.uint16]:
-        data = self.bytes(shape, field, packed_size(count, width))
-        try:
-            return unpack_bits(data, width, count)
-        except ValueError as error:
-            raise ValueError(f"array {_label(shape, field)}: {error}") from None
-
-    def indices(self, shape: Shape, numbers: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.uint16]:
-        """Positions, checked to be in range and ascending within each chunk."""
-        elements = shape[0] * shape[1]
-        width = index_bits(elements)
-        if not width:
-            return np.tile(np.arange(elements, dtype=np.uint16), numbers.size)
-        indices = self.unpack(shape, "indices", int(counts.sum()), width)
+            raise ValueError(f"{array_name(shape, f'values{width}')}: value below {-limit}")
+    if dense:
+        indices = np.tile(np.arange(elements, dtype=np.uint16), numbers.size)
+    else:
         owners = np.repeat(numbers, counts)
-        self.check(shape, indices >= elements, owners, f"index not below {elements}")
+        reader.check(shape, values == 0, owners, "zero among the coefficients")
+        indices = reader.unpack(shape, "indices", owners.size, index_bits(elements)).astype(np.uint16, copy=False)
+        reader.check(shape, indices >= elements, owners, f"index not below {elements}")
         descends = (indices[1:] <= indices[:-1]) & (owners[1:] == owners[:-1])
-        self.check(shape, descends, owners[1:], "indices do not ascend")
-        return indices
-
-    def check(self, shape: Shape, wrong: NDArray[np.bool_], numbers: NDArray[np.int64], reason: str) -> None:
-        """Raises ValueError about the first chunk for which `wrong` holds."""
-        if np.any(wrong):
-            chunk = int(numbers[np.argmax(wrong)])
-            raise ValueError(f"tensor {self._layout.tensor_of(chunk)!r}, chunk {chunk} {shape}: {reason}")
-
-    def finish(self) -> None:
-        if self._left:
-            raise ValueError(f"unexpected arrays: {', '.join(sorted(self._left)[:5])}")
+        reader.check(shape, descends, owners[1:], "indices do not ascend")
+    return UpdateCoefficients(numbers, counts, indices, values, exponents, bits)
 
 
 def digest_arrays(arrays: Mapping[str, NDArray[np.uint8]]) -> str:
@@ -279,25 +250,10 @@ def parameters_digest(arrays: Iterable[NDArray[np.float32]]) -> str:
     return digest.hexdigest()
 
 
-def _scales(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Cuts at MAX_SCALE and rounds to bfloat16."""
-    words = bfloat16(np.minimum(values, MAX_SCALE).astype(np.float32))
-    return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def _check_codec(codec: str) -> None:
-    if codec not in get_args(Codec):
-        raise ValueError(f"codec must be one of {get_args(Codec)}, got {codec!r}")
-
-
-def _label(shape: Shape, field: str) -> str:
-    return f"{shape[0]}x{shape[1]}.{field}"
-
-
 def _to_bytes(values: NDArray[np.uint16] | NDArray[np.int16] | NDArray[np.int64], dtype: str) -> NDArray[np.uint8]:
     return np.ascontiguousarray(values.astype(dtype)).view(np.uint8)
 
 
 def _store(arrays: Arrays, shape: Shape, fields: Mapping[str, NDArray[np.uint8]]) -> None:
     """Adds the fields that are not empty."""
-    arrays.update({_label(shape, field): data for field, data in fields.items() if data.size})
+    arrays.update({array_name(shape, field): data for field, data in fields.items() if data.size})

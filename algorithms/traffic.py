@@ -1,29 +1,56 @@
-"""Bytes by formula, without packing anything: ours, and those of data-parallel training. numpy only."""
+"""Bytes by formula, without packing anything: ours, and those of other ways of training. numpy only.
+
+All counts are of arrays, one way; a message adds a header of its own.
+"""
 
 from algorithms.bits import packed_size
-from algorithms.codec import index_bits
+from algorithms.indices import index_sizes
 from algorithms.layout import ParameterLayout, kept
-from algorithms.updates import Codec
+from algorithms.updates import CODEC_BITS, Codec, Indices
 
-__all__ = ["contribution_bytes", "ddp_bytes", "parameters_bytes"]
+__all__ = [
+    "coefficients",
+    "contribution_bytes",
+    "ddp_bytes",
+    "diloco_bytes",
+    "parameters_bytes",
+    "reference_bytes",
+]
+
+REFERENCE_COEFFICIENT = 12
+"""Bytes of a coefficient of the DeMo reference: an int64 index and a float32 value."""
 
 
-def contribution_bytes(layout: ParameterLayout, k: int, codec: Codec) -> int:
+def contribution_bytes(layout: ParameterLayout, k: int, codec: Codec, indices: Indices = "packed") -> int:
     """Bytes of the packed arrays of one contribution in which no tensor is absent."""
     total = 0
     for (rows, cols), blocks in layout.shapes.items():
         elements = rows * cols
         chunks = sum(map(len, blocks))
-        values = chunks * kept(k, elements, layout.chunk)
-        total += (
-            packed_size(values, index_bits(elements)) + packed_size(values, 1 if codec == "sign" else 8) + 2 * chunks
-        )
+        count = kept(k, elements, layout.chunk)
+        values = packed_size(chunks * count, CODEC_BITS[codec])
+        total += sum(index_sizes(elements, count, chunks, indices).values()) + values + 2 * chunks
     return total
 
 
+def coefficients(layout: ParameterLayout, k: int) -> int:
+    """Coefficients of one contribution in which no tensor is absent."""
+    return sum(len(block) * kept(k, block.elements, layout.chunk) for block in layout.blocks)
+
+
+def reference_bytes(layout: ParameterLayout, k: int) -> int:
+    """Bytes of as many coefficients as the DeMo reference sends them."""
+    return REFERENCE_COEFFICIENT * coefficients(layout, k)
+
+
 def ddp_bytes(layout: ParameterLayout) -> int:
-    """Bytes that data-parallel training sends per step: bfloat16 gradients, one way (rule C5)."""
+    """Bytes that data-parallel training sends per step: bfloat16 gradients (rule C5)."""
     return 2 * layout.parameter_count
+
+
+def diloco_bytes(layout: ParameterLayout, every: int) -> float:
+    """Bytes per step, on average, of sending all parameters in float32 every `every` steps."""
+    return parameters_bytes(layout) / every
 
 
 def parameters_bytes(layout: ParameterLayout) -> int:

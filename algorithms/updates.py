@@ -1,4 +1,7 @@
-"""Sparse updates as arrays: what a site contributes, and what the aggregate of a round holds. numpy only."""
+"""Sparse updates as arrays: what a site contributes, and what the aggregate of a round holds. numpy only.
+
+Source: docs/decisions/0002-algorithms.md, sections 3 and 4.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "CODEC_BITS",
     "CODEC_LIMITS",
     "AggregateUpdate",
     "Codec",
     "Coefficients",
+    "Indices",
     "Shape",
     "SparseUpdate",
     "UpdateCoefficients",
@@ -21,10 +26,17 @@ __all__ = [
 Shape = tuple[int, int]
 """Rows and columns of a chunk."""
 
-Codec = Literal["sign", "int8"]
+Codec = Literal["sign", "int2", "int4", "int8", "int16"]
+"""How the values of a contribution are sent (section 3)."""
 
-CODEC_LIMITS: Mapping[Codec, int] = {"sign": 1, "int8": 127}
+CODEC_LIMITS: Mapping[Codec, int] = {"sign": 1, "int2": 3, "int4": 7, "int8": 127, "int16": 32767}
 """Largest magnitude of a sent integer."""
+
+CODEC_BITS: Mapping[Codec, int] = {"sign": 1, "int2": 2, "int4": 4, "int8": 8, "int16": 16}
+"""Bits of a sent integer."""
+
+Indices = Literal["packed", "compact"]
+"""How the indices of a contribution are sent (section 4)."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +47,8 @@ class Coefficients:
     """(m,) ascending chunk numbers."""
     indices: NDArray[np.uint16]
     """(m, k) positions in the row-major chunk, ascending; every one of them for dense chunks."""
-    values: NDArray[np.int8]
-    """(m, k) integers of magnitude up to `CODEC_LIMITS`; +-1 for `sign`."""
+    values: NDArray[np.int8 | np.int16]
+    """(m, k) integers of magnitude up to `CODEC_LIMITS`, none of them even for `sign` and `int2`; int16 for `int16`."""
     scales: NDArray[np.float32]
     """(m,) finite, not negative, representable in bfloat16; 0: nothing from this chunk."""
 

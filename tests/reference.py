@@ -1,4 +1,4 @@
-"""The slow and obvious truth that tests compare with: the bits of docs/decisions/0001-first-slice.md, once more.
+"""The slow and obvious truth that tests compare with: the bits of docs/decisions/, once more.
 
 It shares no code with the packages and must not learn from them: one chunk at a time, Python integers, fractions.
 Every function takes `tensors`, a list of (name, shape) in layout order (`layout_order`).
@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import NamedTuple
@@ -125,6 +126,10 @@ def forward(gradient: np.ndarray, positions: np.ndarray) -> np.ndarray:
 # --- wire format ------------------------------------------------------------------------------------------------------
 
 
+LARGEST = {"sign": 1, "int2": 3, "int4": 7, "int8": 127, "int16": 32767}
+"""Largest magnitude of a sent integer."""
+
+
 class SentChunk(NamedTuple):
     """One chunk of one site's contribution: integers by flat coefficient index, and the scale."""
 
@@ -200,20 +205,55 @@ def read_indices(reader: BitReader, count: int, width: int) -> list[int]:
     return indices
 
 
+def high_size(elements: int, count: int, low: int) -> int:
+    """Bits of one chunk's record in `high` if `low` bits of each index are in `low`."""
+    return count + math.ceil(Fraction(elements, 2**low)) - 1
+
+
+def low_width(elements: int, count: int) -> int:
+    """The number of low bits that makes a chunk's bits fewest, the larger of two equals."""
+    sizes = {low: count * low + high_size(elements, count, low) for low in range(15)}
+    return max(low for low, size in sizes.items() if size == min(sizes.values()))
+
+
+def is_compact(piece: Chunk, count: int, number: int) -> bool:
+    """Whether `low` and `high` of so many chunks take fewer bytes than `indices` would."""
+    low = low_width(piece.elements, count)
+    bits = [number * count * low, number * high_size(piece.elements, count, low)]
+    return sum(-(-size // 8) for size in bits) < -(-number * count * index_width(piece) // 8)
+
+
+def read_compact_indices(low: BitReader, high: BitReader, elements: int, count: int) -> list[int]:
+    """Elias-Fano: the i-th one of the record, at place p, says that the high bits of the i-th index are p - i."""
+    width = low_width(elements, count)
+    record = [high.unsigned(1) for _ in range(high_size(elements, count, width))]
+    ones = [place for place, bit in enumerate(record) if bit]
+    assert len(ones) == count, "a record must have as many ones as the chunk has indices"
+    indices = [((place - i) << width) + low.unsigned(width) for i, place in enumerate(ones)]
+    assert indices == sorted(set(indices)), "indices must ascend"
+    assert max(indices) < elements, "indices must be in the chunk"
+    return indices
+
+
 def unpack_contribution(
-    arrays: Arrays, tensors: Tensors, chunk: int, codec: str, k: int, absent: list[str]
+    arrays: Arrays, tensors: Tensors, chunk: int, codec: str, k: int, absent: list[str], form: str = "packed"
 ) -> list[SentChunk | None]:
-    """Per chunk what the site sent; None where the tensor is absent."""
+    """Per chunk what the site sent; None where the tensor is absent. `form` is that of the indices."""
     readers = Readers(arrays)
+    pieces = chunks(tensors, chunk)
+    number = Counter(piece.shape for piece in pieces if tensors[piece.tensor][0] not in absent)
     sent: list[SentChunk | None] = []
-    for piece in chunks(tensors, chunk):
+    for piece in pieces:
         if tensors[piece.tensor][0] in absent:
             sent.append(None)
             continue
+        count = kept_per_chunk(piece, k, chunk)
         if is_dense(piece):
             indices = list(range(piece.elements))
+        elif form == "compact" and is_compact(piece, count, number[piece.shape]):
+            low, high = readers[f"{piece.shape}.low"], readers[f"{piece.shape}.high"]
+            indices = read_compact_indices(low, high, piece.elements, count)
         else:
-            count = kept_per_chunk(piece, k, chunk)
             indices = read_indices(readers[f"{piece.shape}.indices"], count, index_width(piece))
         values = {index: read_value(readers[f"{piece.shape}.values"], codec) for index in indices}
         sent.append(SentChunk(values, bfloat16(readers[f"{piece.shape}.scales"].unsigned(16))))
@@ -224,8 +264,11 @@ def unpack_contribution(
 def read_value(reader: BitReader, codec: str) -> int:
     if codec == "sign":
         return -1 if reader.unsigned(1) else 1
-    assert codec == "int8"
-    return reader.signed(8)
+    if codec == "int2":
+        return [-3, -1, 1, 3][reader.unsigned(2)]
+    value = reader.signed({"int4": 4, "int8": 8, "int16": 16}[codec])
+    assert abs(value) <= LARGEST[codec], "a value that the codec has not"
+    return value
 
 
 def bfloat16(bits: int) -> float:
@@ -306,8 +349,8 @@ def aggregate_chunk(sites: list[SentChunk], codec: str) -> ChunkUpdate:
 
 
 def chunk_exponent(scale: float, codec: str) -> int:
-    """The least E with scale < 2^E, plus 7 for int8."""
-    return math.frexp(scale)[1] + (7 if codec == "int8" else 0)
+    """The least E with scale < 2^E, plus the bits of the largest integer: none for sign."""
+    return math.frexp(scale)[1] + {"sign": 0, "int2": 2, "int4": 3, "int8": 7, "int16": 15}[codec]
 
 
 def quantise(means: dict[int, int], exponent: int) -> ChunkUpdate:

@@ -120,6 +120,54 @@ def test_unpack_contribution_of_int8_without_the_absent():
     ]
 
 
+@pytest.mark.parametrize(
+    ("codec", "values", "expected"),
+    [
+        ("int2", [0b11_00_01], [-1, -3, 3]),
+        ("int4", [0x97, 0x0F], [7, -7, -1]),
+        ("int16", [1, 0, 1, 0x80, 0xFF, 0x7F], [1, -32767, 32767]),
+    ],
+)
+def test_unpack_contribution_of_other_integers(codec, values, expected):
+    arrays = packed({"1x3.values": values, "1x3.scales": [0x80, 0x3E]})
+    (bias, _) = reference.unpack_contribution(arrays, TENSORS, 16, codec, 8, ["weight"])
+    assert bias == SentChunk(dict(enumerate(expected)), 0.25)
+
+
+def test_unpack_contribution_refuses_the_most_negative_number():
+    arrays = packed({"1x3.values": [0x08, 0], "1x3.scales": [0x80, 0x3E]})
+    with pytest.raises(AssertionError, match="a value that the codec has not"):
+        reference.unpack_contribution(arrays, TENSORS, 16, "int4", 8, ["weight"])
+
+
+COMPACT = {
+    # of 72 elements 8 are kept at k = 28: 56 bits in `indices`, or 8 * 3 in `low` and 8 + 9 - 1 in `high`
+    "9x8.low": [0b11_001_000, 0b1_110_000_1, 0b001_000_11],  # of 0, 1, 7, 8, 30, 31, 40, 65
+    "9x8.high": [0b10010111, 0b10001001],
+    "9x8.values": [0b10000001],
+    "9x8.scales": [0xC0, 0x3F],
+}
+
+
+def test_unpack_contribution_of_compact_indices():
+    sent = reference.unpack_contribution(packed(COMPACT), TENSORS, 16, "sign", 28, ["bias"], "compact")
+    assert sent == [None, SentChunk({0: -1, 1: 1, 7: 1, 8: 1, 30: 1, 31: 1, 40: 1, 65: -1}, 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "message"),
+    [
+        ("high", [0b10010111, 0b11001001], "as many ones"),
+        ("low", [0b11_000_000, 0b1_110_000_1, 0b001_000_11], "ascend"),
+        ("low", [0b11_001_000, 0b1_110_000_1, 0b001_000_11, 0], "too long"),
+    ],
+)
+def test_unpack_contribution_refuses_other_records(field, values, message):
+    arrays = packed(COMPACT | {f"9x8.{field}": values})
+    with pytest.raises(AssertionError, match=message):
+        reference.unpack_contribution(arrays, TENSORS, 16, "sign", 28, ["bias"], "compact")
+
+
 def update_arrays():
     return packed(
         {
@@ -209,6 +257,11 @@ def test_a_tensor_is_absent_only_if_all_of_its_chunks_are_zero():
     # the first chunk stays, 4 bits wide and empty; the two values of tensor y cancel
     expected = [ChunkUpdate({}, 0, 4), ChunkUpdate({0: 4}, 0, 4), None]
     assert reference.aggregate(contributions, [0, 0], "sign", pieces) == expected
+
+
+def test_exponents_have_the_bits_of_the_largest_integer():
+    codecs = ["sign", "int2", "int4", "int8", "int16"]
+    assert [reference.chunk_exponent(1.0, codec) for codec in codecs] == [1, 3, 4, 8, 16]
 
 
 def test_int8_has_seven_more_bits_of_exponent():

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithms.layout import ParameterLayout, TensorSpec, canonical_name, is_dense, kept
-from algorithms.traffic import contribution_bytes, ddp_bytes, parameters_bytes
 
 
 def one(shape: tuple[int, ...], chunk: int = 64) -> ParameterLayout:
@@ -85,22 +84,6 @@ def test_tiles_cut_a_block_in_order(limit: int) -> None:
                 view = np.lib.stride_tricks.as_strided(flat[tile.offset :], tile.size, strides)
                 assert np.array_equal(view.reshape(-1, *block.shape), whole[tile.start : tile.stop])
             assert position == max(stop, start)
-
-
-def test_never_more_bytes_than_dense(odd_layout: ParameterLayout) -> None:
-    most = odd_layout.chunk**2
-    for tensor in odd_layout.tensors:
-        layout = ParameterLayout([tensor], odd_layout.chunk)
-        for codec in ("sign", "int8"):
-            assert contribution_bytes(layout, most, codec) <= parameters_bytes(layout)
-            assert contribution_bytes(layout, 1, codec) <= contribution_bytes(layout, 32, codec)
-
-
-def test_bytes_of_known_sizes() -> None:
-    layout = one((768, 768))
-    assert contribution_bytes(layout, 32, "sign") == 144 * (32 * 12 // 8 + 32 // 8 + 2)
-    assert contribution_bytes(layout, 32, "int8") == 144 * (32 * 12 // 8 + 32 + 2)
-    assert (ddp_bytes(layout), parameters_bytes(layout)) == (2 * 768**2, 4 * 768**2)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import hashlib
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,21 +12,24 @@ from hypothesis import strategies as st
 from algorithms.aggregate import aggregate
 from algorithms.bits import signed
 from algorithms.codec import (
+    Codec,
     Coefficients,
+    Indices,
     SparseUpdate,
-    bfloat16,
     digest_arrays,
     merge,
     pack_bits,
     pack_contribution,
     pack_update,
-    quantise,
     unpack_bits,
     unpack_contribution,
     unpack_update,
 )
 from algorithms.layout import ParameterLayout, TensorSpec
-from algorithms.traffic import contribution_bytes
+from tests.unit.algorithms.test_against_reference import Round, rounds, thorough
+
+CODECS = get_args(Codec)
+FORMS = get_args(Indices)
 
 Contribute = Callable[..., SparseUpdate]
 
@@ -58,37 +61,15 @@ def test_signed_bits() -> None:
     assert signed(unpack_bits(pack_bits(values, 4), 4, 5), 4).tolist() == values.tolist()
 
 
-def test_quantise_sign() -> None:
-    values, scales = quantise(np.array([[1.0, -2.0, 3.0], [0.0, 0.0, 0.0], [-0.0, 1.0, -1.0]], np.float32), "sign")
-    assert values[[0, 2]].tolist() == [[1, -1, 1], [1, 1, -1]]
-    assert scales.tolist() == [2.0, 0.0, pytest.approx(2 / 3, rel=2**-8)]
-
-
-def test_quantise_int8() -> None:
-    rows = np.random.default_rng(0).standard_normal((50, 40)).astype(np.float32)
-    values, scales = quantise(rows, "int8")
-    assert np.abs(values.astype(int)).max() == 127
-    assert np.abs(values * scales[:, None] - rows).max() <= 0.01 * np.abs(rows).max()
-    extreme, scale = quantise(np.full((1, 2), 3e38, np.float32), "int8")
-    assert np.isfinite(extreme * scale[:, None]).all()
-    with pytest.raises(ValueError, match="codec must be one of"):
-        quantise(rows, "int4")  # type: ignore[arg-type]
-
-
-def test_bfloat16_rounds_ties_to_even() -> None:
-    floats = np.array([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-7], np.float32)
-    assert bfloat16(floats).tolist() == [0x3F80, 0x3F80, 0x3F82, 0x3F81]
-
-
-@pytest.mark.parametrize("codec", ["sign", "int8"])
-def test_contribution_round_trip(small_layout: ParameterLayout, contribute: Contribute, codec: Any) -> None:
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("codec", CODECS)
+def test_contribution_round_trip(small_layout: ParameterLayout, contribute: Contribute, codec: Any, form: Any) -> None:
     for absent in (frozenset(), frozenset({0, 2})):
         update = contribute(small_layout, 40, codec, 1, absent)
-        arrays = pack_contribution(update, small_layout, codec)
+        arrays = pack_contribution(update, small_layout, codec, form)
         names = [small_layout.tensors[tensor].name for tensor in absent]
-        assert same(unpack_contribution(arrays, small_layout, codec=codec, k=40, absent=names), update)
-        if not absent:
-            assert sum(array.nbytes for array in arrays.values()) == contribution_bytes(small_layout, 40, codec)
+        read = unpack_contribution(arrays, small_layout, codec=codec, k=40, absent=names, indices=form)
+        assert same(read, update)
 
 
 def part_of(update: SparseUpdate, chunks: range) -> SparseUpdate:
@@ -100,14 +81,15 @@ def part_of(update: SparseUpdate, chunks: range) -> SparseUpdate:
     return SparseUpdate(shapes, update.absent, update.codec)
 
 
-@pytest.mark.parametrize("codec", ["sign", "int8"])
-def test_shards_merge_to_the_whole(odd_layout: ParameterLayout, contribute: Contribute, codec: Any) -> None:
+@pytest.mark.parametrize(("codec", "form"), [("sign", "packed"), ("int8", "compact"), ("int16", "packed")])
+def test_shards_merge_to_the_whole(odd_layout: ParameterLayout, contribute: Contribute, codec: Any, form: Any) -> None:
     whole = contribute(odd_layout, 16, codec, 2)
     parts = []
     for rank in range(3):
         chunks = odd_layout.shard(rank, 3)
-        arrays = pack_contribution(part_of(whole, chunks), odd_layout, codec)
-        parts.append(unpack_contribution(arrays, odd_layout, codec=codec, k=16, absent=(), chunks=chunks))
+        arrays = pack_contribution(part_of(whole, chunks), odd_layout, codec, form)
+        read = unpack_contribution(arrays, odd_layout, codec=codec, k=16, absent=(), indices=form, chunks=chunks)
+        parts.append(read)
     assert same(merge(parts), whole)
     with pytest.raises(ValueError, match="overlap"):
         merge([parts[0], parts[0]])
@@ -115,7 +97,7 @@ def test_shards_merge_to_the_whole(odd_layout: ParameterLayout, contribute: Cont
         merge([parts[0], SparseUpdate({}, frozenset({1}), codec)])
 
 
-@pytest.mark.parametrize("codec", ["sign", "int8"])
+@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(("k", "sites"), [(8, 1), (128, 2), (300, 3), (600, 4)])
 def test_update_round_trip(
     small_layout: ParameterLayout, contribute: Contribute, codec: Any, k: int, sites: int
@@ -137,7 +119,7 @@ def damage(arrays: dict[str, np.ndarray], name: str, change: Callable[[np.ndarra
     arrays[name] = change(arrays[name].copy())
 
 
-def put(position: int | slice, value: int) -> Callable[[np.ndarray], np.ndarray]:
+def put(position: int | slice, value: int | list[int]) -> Callable[[np.ndarray], np.ndarray]:
     def change(array: np.ndarray) -> np.ndarray:
         array[position] = value
         return array
@@ -155,6 +137,8 @@ def put(position: int | slice, value: int) -> Callable[[np.ndarray], np.ndarray]
         ("50x35.scales", put(1, 0x7F), r"tensor 'a', chunk 0 \(50, 35\): scale"),
         ("50x35.scales", put(3, 0xFF), r"tensor 'a', chunk 1 \(50, 35\): scale"),
         ("50x35.scales", put(1, 0xBF), r"tensor 'a', chunk 0 \(50, 35\): scale"),
+        ("50x35.scales", put(slice(0, 2), [0x00, 0x80]), r"tensor 'a', chunk 0 \(50, 35\): scale"),  # -0.0
+        ("50x35.scales", put(slice(0, 2), [0x81, 0x6F]), r"tensor 'a', chunk 0 \(50, 35\): scale"),
         ("40x36.indices", put(slice(0, 2), 0xFF), "tensor 'd', chunk .* index not below 1440"),
         ("50x35.indices", lambda array: np.zeros_like(array), "tensor 'a', chunk 0 .* do not ascend"),
     ],
@@ -166,6 +150,79 @@ def test_hostile_contributions(
     damage(arrays, name, change)
     with pytest.raises(ValueError, match=message):
         unpack_contribution(arrays, small_layout, codec="sign", k=40, absent=())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("50x35.high", lambda array: array[:-1], "50x35.high must be"),
+        ("50x35.low", lambda array: np.append(array, array[:1]), "50x35.low must be"),
+        ("50x35.high", put(0, 0xFF), r"tensor 'a', chunk 0 \(50, 35\): the record has not 17 ones"),
+        ("50x35.high", lambda array: array * 0, r"tensor 'a', chunk 0 \(50, 35\): the record has not 17 ones"),
+        ("50x35.low", lambda array: array * 0, "tensor 'a', chunk 0 .* do not ascend"),
+        ("50x35.high", lambda array: array | last_bits(3 * 44), "50x35.high: the unused bits"),
+        ("50x35.low", lambda array: array | last_bits(3 * 17 * 6), "50x35.low: the unused bits"),
+    ],
+)
+def test_hostile_compact_contributions(contribute: Contribute, name: str, change: Any, message: str) -> None:
+    """Three chunks of 1,750 elements, 17 indices of 6 low bits each, records of 44 bits."""
+    layout = ParameterLayout([TensorSpec("a", (150, 35), 0)])
+    arrays = pack_contribution(contribute(layout, 40, "sign", 3), layout, "sign", "compact")
+    damage(arrays, name, change)
+    with pytest.raises(ValueError, match=message):
+        unpack_contribution(arrays, layout, codec="sign", k=40, absent=(), indices="compact")
+
+
+def last_bits(used: int) -> np.ndarray:
+    """All unused bits of an array of so many used ones."""
+    return np.packbits(np.arange(-(-used // 8) * 8) >= used, bitorder="little")
+
+
+@pytest.mark.parametrize(("form", "largest"), [("packed", 2047), ("compact", 1791)])
+def test_index_beyond_the_chunk(contribute: Contribute, form: Any, largest: int) -> None:
+    """The largest index that the bits can say."""
+    layout = ParameterLayout([TensorSpec("a", (100, 35), 0)])
+    update = contribute(layout, 40, "sign", 3)
+    for index, message in ((1750, "tensor 'a', chunk 1 .* index not below 1750"), (largest, "index not below 1750")):
+        update.shapes[50, 35].indices[1, -1] = index
+        arrays = pack_contribution(update, layout, "sign", form)
+        with pytest.raises(ValueError, match=message):
+            unpack_contribution(arrays, layout, codec="sign", k=40, absent=(), indices=form)
+
+
+def test_other_form_of_indices_is_refused(small_layout: ParameterLayout, contribute: Contribute) -> None:
+    update = contribute(small_layout, 40, "sign", 3)
+    for form, other, missing in (("packed", "compact", "high"), ("compact", "packed", "indices")):
+        arrays = pack_contribution(update, small_layout, "sign", form)
+        with pytest.raises(ValueError, match=rf"array 40x36\.{missing} is missing"):
+            unpack_contribution(arrays, small_layout, codec="sign", k=40, absent=(), indices=other)
+    with pytest.raises(ValueError, match="indices must be one of"):
+        pack_contribution(update, small_layout, "sign", "dense")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="indices must be one of"):
+        unpack_contribution({}, small_layout, codec="sign", k=1, absent=(), indices="dense")  # type: ignore[arg-type]
+
+
+@thorough
+@given(rounds(max_sites=1), st.sampled_from(FORMS), st.data())
+def test_whatever_is_accepted_has_no_other_encoding(round_: Round, form: Any, data: Any) -> None:
+    layout, codec, (update,) = round_.layout, round_.codec, round_.contributions
+    arrays = {name: array.copy() for name, array in pack_contribution(update, layout, codec, form).items()}
+    for _ in range(data.draw(st.integers(1, 3)) if arrays else 0):
+        array = arrays[data.draw(st.sampled_from(sorted(arrays)))]
+        flip(array, data.draw(st.integers(0, 8 * array.size - 1)))
+    absent = [layout.tensors[tensor].name for tensor in update.absent]
+    try:
+        read = unpack_contribution(arrays, layout, codec=codec, k=round_.k, absent=absent, indices=form)
+    except ValueError:
+        return
+    assert digest_arrays(pack_contribution(read, layout, codec, form)) == digest_arrays(arrays)
+
+
+def flip(array: np.ndarray, bit: int) -> None:
+    """Flips a bit and, half of the time, the next one too, which moves the one of a record."""
+    array[bit // 8] ^= 1 << (bit % 8)
+    if bit % 4 < 2 and bit + 1 < 8 * array.size:
+        array[(bit + 1) // 8] ^= 1 << ((bit + 1) % 8)
 
 
 def test_hostile_names(small_layout: ParameterLayout, contribute: Contribute) -> None:
@@ -187,10 +244,15 @@ def test_hostile_padding_and_value(contribute: Contribute) -> None:
     arrays["1x3.values"] = arrays["1x3.values"] | 0x80
     with pytest.raises(ValueError, match=r"1x3\.values: the unused bits"):
         unpack_contribution(arrays, layout, codec="sign", k=1, absent=())
-    arrays = pack_contribution(contribute(layout, 1, "int8", 0), layout, "int8")
-    arrays["1x3.values"] = np.array([0x80, 0, 0], np.uint8)
-    with pytest.raises(ValueError, match=r"'w', chunk 0 .* value -128"):
-        unpack_contribution(arrays, layout, codec="int8", k=1, absent=())
+    for codec, values, limit in (
+        ("int4", [0x08, 0], 7),
+        ("int8", [0, 0, 0x80], 127),
+        ("int16", [0, 0, 0, 0x80, 0, 0], 32767),
+    ):
+        arrays = pack_contribution(contribute(layout, 1, codec, 0), layout, codec)
+        arrays["1x3.values"] = np.array(values, np.uint8)
+        with pytest.raises(ValueError, match=rf"'w', chunk 0 .* value below -{limit}"):
+            unpack_contribution(arrays, layout, codec=codec, k=1, absent=())
 
 
 def test_wrong_codec_is_refused(small_layout: ParameterLayout, contribute: Contribute) -> None:
