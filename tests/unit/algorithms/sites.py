@@ -63,3 +63,16 @@ def step_together(optimizers: Sequence[DeMo], tokens: Sequence[int] | None = Non
         optimizer.step()
         del optimizer._contribution
     return sent
+
+
+def with_gradient(parameter: nn.Parameter, seed: int = 0) -> nn.Parameter:
+    """Of either sign, with magnitudes of 0.5 to 1.5, so that none of them quantises to zero."""
+    noise = 2 * torch.rand(parameter.shape, generator=torch.Generator().manual_seed(seed)) - 1
+    gradient = noise + 0.5 * noise.sign()
+    parameter.grad = torch.empty_like(parameter).copy_(gradient)
+    return parameter
+
+
+def momentum(optimizer: DeMo, parameter: torch.Tensor) -> torch.Tensor:
+    state: torch.Tensor = optimizer.state[parameter]["momentum"]
+    return state
