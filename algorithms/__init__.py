@@ -1,6 +1,6 @@
 """The algorithms of Isthmus: pure functions over arrays and tensors, and `DeMo`, a torch optimizer made of them.
 
-Importing the package does not import torch; asking it for one of the names below does.
+Importing the package does not import torch; asking it for `DeMo` or `StepEntry` does.
 """
 
 from importlib import import_module
@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from algorithms.demo import DeMo, StepEntry
+    from algorithms.settings import Settings, preset
 
-__all__ = ["DeMo", "StepEntry"]
+__all__ = ["DeMo", "Settings", "StepEntry", "preset"]
+
+_MODULES = {
+    "DeMo": "algorithms.demo",
+    "Settings": "algorithms.settings",
+    "StepEntry": "algorithms.demo",
+    "preset": "algorithms.settings",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module("algorithms.demo"), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

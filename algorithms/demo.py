@@ -5,27 +5,28 @@ functions (`encode`, `subtract_sent`, `subtract_update`, `apply_update`); the cl
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.aggregate import aggregate
+from algorithms.aggregate import aggregate, norm, outlier_halvings
 from algorithms.apply import apply_update
 from algorithms.codec import parameters_digest
 from algorithms.decode import known_answer
-from algorithms.layout import ParameterLayout, TensorSpec, canonical_name, kept
+from algorithms.gradients import all_finite, trainable_gradients
+from algorithms.layout import ParameterLayout, TensorSpec, canonical_name
 from algorithms.momentum import Ownership, encode, subtract_sent, subtract_update
-from algorithms.updates import AggregateUpdate, Codec, SparseUpdate
+from algorithms.optimizer_state import check_groups, check_identity, restored
+from algorithms.settings import Settings, SettingsDict
+from algorithms.updates import AggregateUpdate, SparseUpdate
 
 __all__ = ["DeMo", "Exchange", "StepEntry", "apply_update", "encode", "subtract_sent", "subtract_update"]
-
-GRADIENT_LIMIT = 2.0**100
-"""Gradients beyond this count as not finite: their transform could overflow float32."""
 
 CHECK_EVERY = 1000
 """Entries between two known-answer checks of a device (rule B9)."""
@@ -50,17 +51,20 @@ Exchange = Callable[["DeMo", SparseUpdate | None], StepEntry]
 
 
 class DeMo(torch.optim.Optimizer):
-    """DeMo with signum, bit-exact on every device.
+    """DeMo, bit-exact on every device for every base update but `muon`.
 
     `params` are named parameters (`model.named_parameters()`), groups of them, or plain ones, which are then called
-    `{group}.{index}`. The momentum of a parameter is allocated when it first has a gradient; without a gradient in a
-    later step it counts as having gradient 0. `owned` is (rank, ranks): this rank keeps and sends that part of the
-    chunks. Parameters that are not float32 have a float32 master, of which they are a cast (rule B7). Options other
-    than `lr` and `weight_decay` belong to the object, not to its groups, and are not in `state_dict`.
+    `{group}.{index}`. The groups have `lr` and `weight_decay`; `settings` are those of `Settings`, belong to the object
+    and are read as `optimizer.settings`. `preset(name)` has some of them.
+
+    The momentum of a parameter is allocated when it first has a gradient; without a gradient in a later step it counts
+    as having gradient 0. A frozen parameter (`requires_grad` False) sends nothing; its momentum, if it has one, waits.
+    `owned` is (rank, ranks): this rank keeps and sends that part of the chunks. Parameters that are not float32 have a
+    float32 master, of which they are a cast (rule B7).
 
     Without an `exchange` the optimizer makes its own entries, from its groups' `lr` and `weight_decay`; a step whose
     gradients are not finite is skipped and counted in `skipped_steps`.
-    Raises ValueError on an option out of range, or on a parameter that is not real floating point.
+    Raises ValueError on a setting out of range, or on a parameter that is not real floating point.
     """
 
     _step_supports_amp_scaling = True
@@ -69,29 +73,15 @@ class DeMo(torch.optim.Optimizer):
         self,
         params: Iterable[Any],
         lr: float,
-        *,
-        beta: float = 0.99,
-        k: int = 32,
-        chunk: int = 64,
-        codec: Codec = "sign",
-        alpha: float = 1.0,
-        subtract: Literal["local", "aggregate"] = "local",
         weight_decay: float = 0.0,
+        *,
         exchange: Exchange | None = None,
         owned: tuple[int, int] = (0, 1),
+        **settings: Unpack[SettingsDict],
     ) -> None:
-        if not (math.isfinite(lr) and lr >= 0 and math.isfinite(weight_decay) and weight_decay >= 0):
-            raise ValueError(f"lr and weight_decay must not be negative, got {lr} and {weight_decay}")
-        if not 0 <= beta < 1:
-            raise ValueError(f"beta must be at least 0 and below 1, got {beta}")
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must be 0 to 1, got {alpha}")
-        if codec not in get_args(Codec) or subtract not in ("local", "aggregate"):
-            raise ValueError(f"unknown codec {codec!r} or subtraction {subtract!r}")
         if exchange is None and owned[1] != 1:
             raise ValueError(f"rank {owned[0]} of {owned[1]} needs an exchange")
-        kept(k, chunk * chunk, chunk)
-        self.beta, self.k, self.chunk, self.codec, self.alpha, self.subtract = beta, k, chunk, codec, alpha, subtract
+        self.settings = Settings(**settings)
         self.owned = owned
         self.steps = 0
         """Entries applied."""
@@ -102,27 +92,40 @@ class DeMo(torch.optim.Optimizer):
         self.float32_is_exact: dict[torch.device, bool] = {}
         """Result of the last known-answer check of each device; float64 is used where it failed."""
         self._exchange = exchange
+        self._warned = False
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group and rebuilds the layout; momentum is kept.
 
-        Raises ValueError if the momentum is sharded and not empty: its shards would move to other ranks.
+        Raises ValueError if the momentum is sharded and not empty: its shards would move to other ranks. A group that
+        is refused is not added.
         """
         if self.owned[1] > 1 and any("momentum" in state for state in self.state.values()):
             raise ValueError("groups must be added before the first step when the momentum is sharded")
         super().add_param_group(param_group)
-        specs, parameters = [], {}
+        try:
+            self._build()
+        except ValueError:
+            del self.param_groups[-1]
+            raise
+
+    def _build(self) -> None:
+        """The layout of all groups. A tensor that is there twice counts once, by its first name."""
+        parameters: dict[Tensor, TensorSpec] = {}
         for number, group in enumerate(self.param_groups):
+            for option in ("lr", "weight_decay"):
+                if not (math.isfinite(group[option]) and group[option] >= 0):
+                    raise ValueError(f"{option} must be finite and not negative, got {group[option]}")
             names = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
             for name, parameter in zip(names, group["params"], strict=True):
                 if not parameter.is_floating_point():
                     raise ValueError(f"parameter {name!r} is {parameter.dtype}, not real floating point")
-                specs.append(TensorSpec(name, tuple(parameter.shape), number))
-                parameters[canonical_name(name)] = parameter
+                parameters.setdefault(parameter, TensorSpec(canonical_name(name), tuple(parameter.shape), number))
         names = [str(group.get("name", number)) for number, group in enumerate(self.param_groups)]
-        self.layout = ParameterLayout(specs, self.chunk, names)
-        self._parameters: tuple[Tensor, ...] = tuple(parameters[tensor.name] for tensor in self.layout.tensors)
+        self.layout = ParameterLayout(parameters.values(), self.settings.chunk, names, self.settings.transform)
+        by_name = {spec.name: parameter for parameter, spec in parameters.items()}
+        self._parameters: tuple[Tensor, ...] = tuple(by_name[tensor.name] for tensor in self.layout.tensors)
         self._ownership = Ownership(self.layout, self.layout.shard(*self.owned))
 
     @torch.no_grad()
@@ -136,8 +139,8 @@ class DeMo(torch.optim.Optimizer):
         if sent is None:
             self.skipped_steps += 1
         entry = self._alone(sent) if self._exchange is None else self._exchange(self, sent)
-        if self.subtract == "local" and entry.listed and sent is not None and entry.update is not None:
-            subtract_sent(self._ownership, self._momentum(), sent, entry.update, self.alpha)
+        if self.settings.subtract == "local" and entry.listed and sent is not None and entry.update is not None:
+            subtract_sent(self._ownership, self._momentum(), sent, entry.update, self.settings.alpha)
         self.apply(entry)
         return loss
 
@@ -157,10 +160,35 @@ class DeMo(torch.optim.Optimizer):
             apply_update(entry.update, self.layout, flat, entry.lr, entry.decay, self._is_exact)
             for index in present:
                 self._store(index, flat[index])
-            if self.subtract == "aggregate":
-                subtract_update(self._ownership, self._momentum(), entry.update, self.alpha)
+            if self.settings.subtract == "aggregate":
+                momentum = self._momentum(present)
+                subtract_update(self._ownership, momentum, entry.update, self.settings.alpha)
         self.steps += 1
         self.applied_lr = entry.lr
+
+    def entry(
+        self, contributions: Sequence[SparseUpdate], listed: bool, tokens: Sequence[int] | None = None
+    ) -> StepEntry:
+        """The entry of a round without a coordinator: by our own settings and the rates of our own groups.
+
+        `tokens` has one number per contribution, for the average `tokens`. `listed` says whether this rank's
+        contribution is among them. The entry is empty if there is no contribution.
+        """
+        settings, count = self.settings, len(contributions)
+        if settings.subtract == "aggregate" and settings.alpha * count > 1 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"alpha = {settings.alpha} with subtract='aggregate' and {count} sites: what one site sent leaves the "
+                f"momentum of all of them; use alpha at most 1/{count}, or subtract='local'",
+                stacklevel=2,
+            )
+        rates = [float(group["lr"]) for group in self.param_groups]
+        decays = [1 - lr * group["weight_decay"] for lr, group in zip(rates, self.param_groups, strict=True)]
+        lr, decay = (tuple(float(np.float32(number)) for number in numbers) for numbers in (rates, decays))
+        halve = settings.outliers == "halve" and count > 1
+        halvings = outlier_halvings(list(map(norm, contributions))) if halve else [0] * count
+        update = aggregate(contributions, self.layout, halvings) if contributions else None
+        return StepEntry(update, lr, decay, listed)
 
     def masters(self) -> list[Tensor]:
         """Every parameter as flat float32, in layout order: itself if contiguous float32, its master, or a copy."""
@@ -189,79 +217,59 @@ class DeMo(torch.optim.Optimizer):
         return parameters_digest(flat.cpu().numpy() for flat in self.masters())
 
     def state_dict(self) -> dict[str, Any]:
-        """Momentum, masters and groups as torch keeps them, and the counters under `demo`."""
-        return {**super().state_dict(), "demo": {"steps": self.steps, "skipped_steps": self.skipped_steps}}
+        """State and groups as torch keeps them; under `demo` the counters, and what gives the state its meaning."""
+        counters = {"steps": self.steps, "skipped_steps": self.skipped_steps}
+        return {**super().state_dict(), "demo": {**self._identity(), **counters}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what `state_dict` saved; momentum and masters stay float32 whatever the parameters are.
+        """Restores what `state_dict` saved; all state keeps its own dtype whatever the parameters are.
 
-        Raises ValueError if number or names of the parameters or the size of a momentum or master differ.
+        Raises ValueError, and changes nothing, if the state is not that of a DeMo with this layout and base update.
         """
-        saved_groups, state = state_dict["param_groups"], state_dict["state"]
-        counts, saved_counts = (
-            [len(group["params"]) for group in groups] for groups in (self.param_groups, saved_groups)
-        )
-        if counts != saved_counts:
-            raise ValueError(f"saved groups have {saved_counts} parameters, ours {counts}")
-        tensors: dict[int, dict[str, Tensor]] = {}
-        for ours, saved in zip(self.param_groups, saved_groups, strict=True):
-            names, saved_names = (list(map(canonical_name, group.get("param_names", ()))) for group in (ours, saved))
-            if names and saved_names and names != saved_names:
-                raise ValueError(f"saved parameters differ from ours: {sorted(set(names) ^ set(saved_names))[:5]}")
-            for key, parameter in zip(saved["params"], ours["params"], strict=True):
-                tensors[id(parameter)] = {
-                    name: value.detach().to(parameter.device, torch.float32, copy=True)
-                    for name, value in state.get(key, {}).items()
-                }
-        for index, parameter in enumerate(self._parameters):
-            sizes = {"momentum": self._ownership.sizes[index], "master": parameter.numel()}
-            for name, value in tensors[id(parameter)].items():
-                if value.shape != (sizes.get(name),):
-                    tensor = self.layout.tensors[index].name
-                    raise ValueError(f"{name} of {tensor!r} has shape {tuple(value.shape)}, not ({sizes.get(name)},)")
+        check_groups(state_dict, self.param_groups)
+        check_identity(state_dict, self._identity())
+        state = restored(state_dict, self.param_groups, dict(zip(self._parameters, self._ownership.sizes, strict=True)))
         super().load_state_dict(state_dict)
-        for parameter in self._parameters:
-            if values := tensors[id(parameter)]:
-                self.state[parameter] = values
-        counters: Mapping[str, int] = state_dict.get("demo", {})
-        self.steps = counters.get("steps", 0)
-        self.skipped_steps = counters.get("skipped_steps", 0)
+        self.state.update(state)
+        self.steps = state_dict["demo"]["steps"]
+        self.skipped_steps = state_dict["demo"]["skipped_steps"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes along: as ever with torch's optimizers, neither hooks nor what a scheduler has attached."""
+        mine = ("settings", "owned", "steps", "skipped_steps", "applied_lr", "float32_is_exact", "layout")
+        private = ("_exchange", "_warned", "_parameters", "_ownership")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in (*mine, *private)}}
+
+    def _identity(self) -> dict[str, str]:
+        return {"layout": self.layout.digest, "base_update": self.settings.base_update}
 
     def _contribution(self) -> SparseUpdate | None:
         """Takes the gradients into the momentum and picks from it; None if a gradient is not finite."""
         found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        gradients = {index: p.grad for index, p in enumerate(self._parameters) if p.grad is not None}
-        for index, gradient in gradients.items():
-            if gradient.is_sparse:
-                raise ValueError(f"parameter {self.layout.tensors[index].name!r} has a sparse gradient")
-        if (found_inf is not None and bool(found_inf)) or not _all_finite(gradients.values()):
+        gradients = trainable_gradients(self.layout, self._parameters)
+        if (found_inf is not None and bool(found_inf)) or not all_finite(gradients.values()):
             return None
-        for index in gradients:
-            state = self.state[self._parameters[index]]
-            if "momentum" not in state:
-                device = self._parameters[index].device
-                state["momentum"] = torch.zeros(self._ownership.sizes[index], dtype=torch.float32, device=device)
-        unscale = 1.0 if scale is None else 1.0 / float(scale)
         return encode(
-            self._ownership, self._momentum(), gradients, beta=self.beta, k=self.k, codec=self.codec, unscale=unscale
+            self._ownership,
+            self._momentum(gradients),
+            gradients,
+            beta=self.settings.beta,
+            k=self.settings.k,
+            codec=self.settings.codec,
+            unscale=1.0 if scale is None else 1.0 / float(scale),
         )
-
-    def entry(self, contributions: Sequence[SparseUpdate], listed: bool) -> StepEntry:
-        """The entry of a round without a coordinator: the mean of the contributions, the rates of our own groups.
-
-        It is empty if there is no contribution. `listed` says whether this rank's is among them.
-        """
-        rates = [float(group["lr"]) for group in self.param_groups]
-        decays = [1 - lr * group["weight_decay"] for lr, group in zip(rates, self.param_groups, strict=True)]
-        lr, decay = (tuple(float(np.float32(number)) for number in numbers) for numbers in (rates, decays))
-        update = aggregate(contributions, self.layout, [0] * len(contributions)) if contributions else None
-        return StepEntry(update, lr, decay, listed)
 
     def _alone(self, sent: SparseUpdate | None) -> StepEntry:
         return self.entry([] if sent is None else [sent], listed=sent is not None)
 
-    def _momentum(self) -> dict[int, Tensor]:
-        states = enumerate(self.state.get(parameter, {}) for parameter in self._parameters)
+    def _momentum(self, also: Iterable[int] = ()) -> dict[int, Tensor]:
+        """The momentum of each trainable tensor that has one, zeros for those in `also` that have none so far."""
+        for index in also:
+            parameter = self._parameters[index]
+            if parameter.requires_grad and "momentum" not in self.state[parameter]:
+                zeros = torch.zeros(self._ownership.sizes[index], dtype=torch.float32, device=parameter.device)
+                self.state[parameter]["momentum"] = zeros
+        states = ((index, self.state.get(p, {})) for index, p in enumerate(self._parameters) if p.requires_grad)
         return {index: state["momentum"] for index, state in states if "momentum" in state}
 
     def _flat(self, index: int) -> Tensor:
@@ -285,12 +293,3 @@ class DeMo(torch.optim.Optimizer):
         if device not in self.float32_is_exact:
             self.float32_is_exact[device] = known_answer(device, self.layout.transformed)
         return self.float32_is_exact[device]
-
-
-def _all_finite(gradients: Iterable[Tensor]) -> bool:
-    """Whether all elements are finite and not absurdly large; one answer is fetched per device."""
-    bounds: dict[torch.device, list[Tensor]] = {}
-    for gradient in gradients:
-        if gradient.numel():
-            bounds.setdefault(gradient.device, []).extend(bound.float() for bound in gradient.aminmax())
-    return all(bool((torch.stack(values).abs() <= GRADIENT_LIMIT).all()) for values in bounds.values())

@@ -67,7 +67,7 @@ class Exchange:
             "tokens": self.tokens,
             "absent": [layout.tensors[index].name for index in sorted(contribution.absent)],
         }
-        return encode_message("shard", header, pack_contribution(contribution, layout, optimizer.codec))
+        return encode_message("shard", header, pack_contribution(contribution, layout, optimizer.settings.codec))
 
     @staticmethod
     def _merged(optimizer: DeMo, shards: Sequence[bytes]) -> tuple[SparseUpdate, int]:
@@ -80,8 +80,8 @@ class Exchange:
                 unpack_contribution(
                     arrays,
                     optimizer.layout,
-                    codec=optimizer.codec,
-                    k=optimizer.k,
+                    codec=optimizer.settings.codec,
+                    k=optimizer.settings.k,
                     absent=header["absent"],
                     chunks=optimizer.layout.shard(rank, len(shards)),
                 )
@@ -100,14 +100,14 @@ class Exchange:
             step=self.step + 1,
             position=self._replica.position,
             layout=optimizer.layout.digest,
-            codec=optimizer.codec,
-            k=optimizer.k,
+            codec=optimizer.settings.codec,
+            k=optimizer.settings.k,
             tokens=tokens,
             part=0,
             parts=1,
             absent=[optimizer.layout.tensors[index].name for index in sorted(contribution.absent)],
         )
-        arrays = pack_contribution(contribution, optimizer.layout, optimizer.codec)
+        arrays = pack_contribution(contribution, optimizer.layout, optimizer.settings.codec)
         return encode_message("contribution", header.model_dump(mode="json"), arrays)
 
     # --- the round trip -----------------------------------------------------------------------------------------------

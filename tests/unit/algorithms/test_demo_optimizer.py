@@ -11,49 +11,7 @@ from algorithms import DeMo, StepEntry
 from algorithms.aggregate import aggregate
 from algorithms.base_updates import signum
 from algorithms.codec import SparseUpdate, merge, pack_contribution, parameters_digest, unpack_contribution
-
-
-class Odd(nn.Module):
-    """Every kind of parameter that broke somebody's optimizer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(37, 70)
-        self.head = nn.Linear(70, 37, bias=False)
-        self.head.weight = self.embedding.weight
-        self.conv = nn.Conv2d(3, 6, 3)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-        self.empty = nn.Parameter(torch.empty(0, 4))
-        self.unused = nn.Linear(5, 5)
-        self.frozen = nn.Parameter(torch.ones(9), requires_grad=False)
-        self.low = nn.Parameter(torch.linspace(-1, 1, 70 * 66, dtype=torch.bfloat16).view(66, 70))
-        self.transposed = nn.Parameter(torch.linspace(-1, 1, 6 * 66).view(66, 6).T)
-        self.strided = nn.Parameter(torch.linspace(0, 1, 12)[::2])
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(tokens)
-        features = hidden @ self.low.float().T @ self.transposed.T * self.strided
-        image = hidden.reshape(1, -1)[:, :108].reshape(1, 3, 6, 6)
-        return self.head(hidden).logsumexp(-1).sum() * self.scale + features.square().sum() + self.conv(image).sum()
-
-
-def odd(seed: int = 0, **options: Any) -> tuple[Odd, DeMo]:
-    torch.manual_seed(seed)
-    model = Odd()
-    return model, DeMo(model.named_parameters(), lr=2.0**-8, **options)
-
-
-def backward(model: Odd, seed: int) -> None:
-    model.zero_grad()
-    model(torch.randint(37, (4, 9), generator=torch.Generator().manual_seed(seed))).backward()
-
-
-def values(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+from tests.unit.algorithms.sites import backward, odd, same, step_together, values
 
 
 @pytest.mark.parametrize("options", [{}, {"codec": "int8"}, {"subtract": "aggregate", "alpha": 0.2}, {"chunk": 32}])
@@ -194,44 +152,6 @@ def test_empty_entry_changes_nothing() -> None:
         optimizer.apply(StepEntry(None, (0.5, 0.5), (0.5,), listed=False))
 
 
-@pytest.mark.parametrize("options", [{}, {"codec": "int8", "subtract": "aggregate", "alpha": 0.5}])
-def test_save_load_continue_is_bit_equal(options: dict[str, Any], tmp_path: Any) -> None:
-    model, optimizer = odd(weight_decay=0.1, **options)
-    for seed in range(3):
-        backward(model, seed)
-        optimizer.step()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "saved")
-    saved = torch.load(tmp_path / "saved", weights_only=True)
-    other, loaded = odd(seed=9, weight_decay=0.3, **options)
-    other.load_state_dict(saved["model"])
-    loaded.load_state_dict(saved["optimizer"])
-    assert loaded.steps == 3
-    for seed in range(3, 6):
-        for each, stepper in ((model, optimizer), (other, loaded)):
-            backward(each, seed)
-            stepper.step()
-    assert same(values(model), values(other))
-    assert loaded.parameters_digest() == optimizer.parameters_digest()
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert same(optimizer.state.get(one, {}), loaded.state.get(two, {}))
-    assert other.head.weight is other.embedding.weight
-
-
-def test_load_refuses_other_tensors() -> None:
-    parameter = nn.Parameter(torch.zeros(3))
-    one, two = DeMo([("a", parameter)], lr=1.0), DeMo([("b", parameter)], lr=1.0)
-    with pytest.raises(ValueError, match=r"differ from ours: \['a', 'b'\]"):
-        two.load_state_dict(one.state_dict())
-    with pytest.raises(ValueError, match=r"saved groups have \[1\] parameters, ours \[2\]"):
-        DeMo([parameter, nn.Parameter(torch.zeros(2))], lr=1.0).load_state_dict(one.state_dict())
-    parameter.grad = torch.ones(3)
-    one.step()
-    state = one.state_dict()
-    state["state"][0]["momentum"] = torch.zeros(4)
-    with pytest.raises(ValueError, match=r"momentum of 'a' has shape \(4,\), not \(3,\)"):
-        one.load_state_dict(state)
-
-
 @pytest.mark.parametrize("codec", ["sign", "int8"])
 def test_ranks_share_the_momentum(codec: Any) -> None:
     """Two ranks with half of the chunks each end where one rank with all of them does."""
@@ -336,17 +256,6 @@ def test_float64_fallback_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
     assert digests[0] == digests[1]
 
 
-def test_bf16_parameters_move_through_their_master() -> None:
-    parameter = nn.Parameter(torch.full((8, 8), 0.1, dtype=torch.bfloat16))
-    optimizer = DeMo([("w", parameter)], lr=2e-4, codec="int8")
-    for _ in range(100):
-        parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-    master = optimizer.state[parameter]["master"]
-    assert torch.allclose(master, torch.tensor(0.1 - 100 * 2e-4), atol=1e-3)
-    assert torch.equal(parameter.flatten(), master.bfloat16())
-
-
 def test_read_and_write_parameters() -> None:
     model, optimizer = odd()
     everything = range(len(optimizer.layout.tensors))
@@ -366,38 +275,6 @@ def test_read_and_write_parameters() -> None:
         optimizer.write_parameters(everything, changed[1:])
 
 
-def test_groups_have_their_own_rates() -> None:
-    first, second = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.ones(4))
-    optimizer = DeMo([{"params": [("b", first)], "name": "bias"}], lr=0.5, codec="int8")
-    first.grad = torch.ones(4)
-    optimizer.step()
-    momentum = optimizer.state[first]["momentum"].clone()
-    optimizer.add_param_group({"params": [("module.a", second)], "lr": 0.25, "weight_decay": 1.0})
-    assert optimizer.layout.groups == ("bias", "1")
-    assert [tensor.name for tensor in optimizer.layout.tensors] == ["a", "b"]
-    assert torch.equal(optimizer.state[first]["momentum"], momentum)
-    second.grad = torch.ones(4)
-    optimizer.step()
-    assert torch.equal(first, torch.full((4,), -1.0))
-    assert torch.equal(second, torch.full((4,), 0.75 - 0.25))
-    assert optimizer.applied_lr == (0.5, 0.25)
-
-
-def test_unnamed_parameters_and_closure() -> None:
-    parameter = nn.Parameter(torch.ones(3))
-    optimizer = DeMo([parameter], lr=0.5, codec="int8")
-    assert optimizer.layout.tensors[0].name == "0.0"
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = parameter.square().sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 3.0
-    assert parameter.tolist() == [0.5] * 3
-
-
 def test_missing_gradient_counts_as_zero() -> None:
     parameter = nn.Parameter(torch.zeros(64, 64))
     optimizer = DeMo([("w", parameter)], lr=1.0, alpha=0.0, beta=0.5)
@@ -407,60 +284,6 @@ def test_missing_gradient_counts_as_zero() -> None:
     parameter.grad = None
     optimizer.step()
     assert torch.equal(optimizer.state[parameter]["momentum"], before * 0.5)
-
-
-class Scaler:
-    """What torch.amp.GradScaler tells an optimizer that supports scaling."""
-
-    def __init__(self, optimizer: DeMo, scale: float, found_inf: float) -> None:
-        optimizer.grad_scale = torch.tensor(scale)  # type: ignore[attr-defined]
-        optimizer.found_inf = torch.tensor(found_inf)  # type: ignore[attr-defined]
-
-
-def test_scaled_gradients_are_unscaled_into_the_momentum() -> None:
-    momenta = []
-    for scale in (1.0, 1024.0):
-        parameter = nn.Parameter(torch.zeros(8, 8))
-        optimizer = DeMo([("w", parameter)], lr=1.0, alpha=0.0)
-        parameter.grad = scale * torch.arange(64.0).view(8, 8)
-        Scaler(optimizer, scale, 0.0)
-        optimizer.step()
-        assert torch.equal(parameter.grad, scale * torch.arange(64.0).view(8, 8))
-        momenta.append(optimizer.state[parameter]["momentum"])
-    assert torch.equal(*momenta)
-    before = optimizer.parameters_digest()
-    Scaler(optimizer, 1024.0, 1.0)
-    optimizer.step()
-    assert (optimizer.skipped_steps, optimizer.parameters_digest()) == (1, before)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lr": -1.0}, "lr and weight_decay"),
-        ({"weight_decay": float("nan")}, "lr and weight_decay"),
-        ({"beta": 1.0}, "beta"),
-        ({"alpha": 2.0}, "alpha"),
-        ({"k": 0}, "k must be"),
-        ({"chunk": 60}, "chunk must be"),
-        ({"codec": "fp8"}, "unknown codec"),
-        ({"subtract": "both"}, "unknown codec .* or subtraction 'both'"),
-        ({"owned": (0, 2)}, "needs an exchange"),
-    ],
-)
-def test_options_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DeMo([("w", nn.Parameter(torch.zeros(3)))], **{"lr": 1.0, **options})
-
-
-def test_parameters_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"'w' is torch\.complex64"):
-        DeMo([("w", nn.Parameter(torch.zeros(3, dtype=torch.complex64)))], lr=1.0)
-    parameter = nn.Parameter(torch.zeros(3, 2))
-    optimizer = DeMo([("w", parameter)], lr=1.0)
-    parameter.grad = torch.zeros(3, 2).to_sparse()
-    with pytest.raises(ValueError, match="'w' has a sparse gradient"):
-        optimizer.step()
 
 
 def train(sites: int, make: Callable[[nn.Module], DeMo], steps: int) -> tuple[float, float, set[str]]:
@@ -478,20 +301,13 @@ def train(sites: int, make: Callable[[nn.Module], DeMo], steps: int) -> tuple[fl
             part = slice(rank * 512 // sites, (rank + 1) * 512 // sites)
             model.zero_grad()
             model(inputs[part]).sub(targets[part]).square().mean().backward()
-        sent = [optimizer._contribution() for optimizer in optimizers]
-        update = aggregate(sent, optimizers[0].layout, [0] * sites)
-        entry = StepEntry(update, (2.0**-9,), (1.0,), listed=True)
-        for optimizer, mine in zip(optimizers, sent, strict=True):
-            optimizer._exchange = lambda *_, entry=entry: entry
-            optimizer._contribution = lambda mine=mine: mine  # type: ignore[method-assign]
-            optimizer.step()
-            del optimizer._contribution
+        step_together(optimizers)
     return losses[0], losses[-1], {optimizer.parameters_digest() for optimizer in optimizers}
 
 
 @pytest.mark.parametrize("codec", ["sign", "int8"])
 def test_sites_learn_together_and_stay_equal(codec: Any) -> None:
-    first, last, digests = train(3, lambda model: DeMo(model.named_parameters(), lr=1.0, k=64, codec=codec), 150)
+    first, last, digests = train(3, lambda model: DeMo(model.named_parameters(), lr=2.0**-9, k=64, codec=codec), 150)
     assert last < 0.4 * first
     assert len(digests) == 1
 
