@@ -9,13 +9,13 @@ from typing import Any, Literal, TypedDict, get_args
 
 from algorithms.layout import CHUNKS, kept
 from algorithms.transforms import Transform
-from algorithms.updates import Codec
+from algorithms.updates import Codec, Indices
 
 __all__ = [
+    "INEXACT_BASE_UPDATES",
     "PRESETS",
     "Average",
     "BaseUpdate",
-    "Indices",
     "Outliers",
     "Settings",
     "SettingsDict",
@@ -23,11 +23,13 @@ __all__ = [
     "preset",
 ]
 
-Indices = Literal["packed", "compact"]
 Subtract = Literal["local", "aggregate"]
 Average = Literal["contributors", "sites", "tokens", "median"]
 Outliers = Literal["halve", "keep"]
 BaseUpdate = Literal["signum", "sgd", "adam", "muon"]
+
+INEXACT_BASE_UPDATES: frozenset[BaseUpdate] = frozenset({"muon"})
+"""Those that may give other bits on another device: sites drift apart unless outer steps re-anchor them (rule B11)."""
 
 _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "transform": get_args(Transform),

@@ -5,11 +5,25 @@ Times are RFC 3339 UTC, durations in seconds, sizes in bytes. Tensors travel apa
 
 import math
 import re
+from dataclasses import fields
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from algorithms.settings import (
+    INEXACT_BASE_UPDATES,
+    PRESETS,
+    Average,
+    BaseUpdate,
+    Outliers,
+    Settings,
+    SettingsDict,
+    Subtract,
+)
+from algorithms.transforms import Transform
+from algorithms.updates import Codec, Indices
 
 PROTOCOL_VERSION = 1
 SUPPORTED_PROTOCOLS = range(1, 2)
@@ -31,6 +45,7 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256, in lower-case hexadecimal."""
 Secret = Annotated[str, StringConstraints(min_length=32, max_length=256)]
 _MAX_DEPTH = 32
+_DEFAULTS = Settings()
 Step = Annotated[int, Field(ge=0, le=2**48)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
 
@@ -43,28 +58,56 @@ class Message(BaseModel):
 
 
 class OptimizerSpec(Message):
-    """DeMo at every inner step."""
+    """DeMo at every inner step; `algorithms.Settings` says more of each setting."""
 
+    preset: Literal["paper", "reference", "default"] | None = Field(
+        default=None, description="settings to begin with, under those that are given themselves"
+    )
     lr: float = Field(default=1e-3, gt=0, le=10, description="peak learning rate of the sign update")
     schedule: Literal["constant", "cosine", "linear"] = Field(default="cosine", description="after the warm-up")
     warmup: int = Field(default=0, ge=0, description="steps of linear warm-up")
     weight_decay: float = Field(
         default=0.0, ge=0, lt=1, description="decoupled; applies to every parameter group but `no_decay`"
     )
-    beta: float = Field(default=0.99, ge=0, lt=1, description="decay of the momentum")
-    k: int = Field(default=32, ge=1, le=16384, description="coefficients sent per chunk of chunk x chunk elements")
+    transform: Transform = Field(default=_DEFAULTS.transform, description="basis in which coefficients are picked")
     chunk: Literal[32, 64, 128] = Field(default=64, description="side of a chunk")
-    codec: Literal["sign", "int8"] = Field(default="sign", description="how a sent value is coded")
-    alpha: float = Field(default=1.0, ge=0, le=1, description="share of what was sent that leaves the momentum")
-    subtract: Literal["local", "aggregate"] = Field(
-        default="local", description="what leaves the momentum: the site's own values, or the update"
+    k: int = Field(
+        default=_DEFAULTS.k, ge=1, le=16384, description="coefficients sent per chunk of chunk x chunk elements"
     )
+    codec: Codec = Field(default=_DEFAULTS.codec, description="how a sent value is coded")
+    indices: Indices = Field(default=_DEFAULTS.indices, description="how a sent position is coded")
+    beta: float = Field(default=_DEFAULTS.beta, ge=0, lt=1, description="decay of the momentum")
+    alpha: float = Field(default=_DEFAULTS.alpha, ge=0, le=1, description="share that leaves the momentum")
+    subtract: Subtract = Field(
+        default=_DEFAULTS.subtract, description="what leaves the momentum: the site's own values, or the update"
+    )
+    average: Average = Field(default=_DEFAULTS.average, description="how several sites' values become one")
+    largest: int | None = Field(
+        default=_DEFAULTS.largest, ge=1, description="coefficients kept of each chunk of the update; null: all"
+    )
+    outliers: Outliers = Field(
+        default=_DEFAULTS.outliers, description="whether a contribution far larger than the others is scaled down"
+    )
+    base_update: BaseUpdate = Field(
+        default=_DEFAULTS.base_update, description="how the decoded update moves the parameters"
+    )
+    beta2: float = Field(default=_DEFAULTS.beta2, ge=0, lt=1, description="decay of adam's second moment")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, given: Any) -> Any:
+        name = given.get("preset") if isinstance(given, dict) else None
+        return {**PRESETS[name], **given} if isinstance(name, str) and name in PRESETS else given
 
     @model_validator(mode="after")
-    def _k_fits_chunk(self) -> Self:
-        if self.k > self.chunk**2:
-            raise ValueError(f"k = {self.k} exceeds the {self.chunk**2} elements of a chunk; lower k or raise chunk")
+    def _are_settings(self) -> Self:
+        Settings(**self.settings())
         return self
+
+    def settings(self) -> SettingsDict:
+        """What `DeMo` takes."""
+        names = {field.name for field in fields(Settings)}
+        return cast(SettingsDict, self.model_dump(include=names))
 
 
 class OuterSpec(Message):
@@ -115,6 +158,11 @@ class RunSpec(Message):
             )
         if self.optimizer.warmup > self.steps:
             raise ValueError(f"optimizer.warmup = {self.optimizer.warmup} is more than steps = {self.steps}")
+        if self.optimizer.base_update in INEXACT_BASE_UPDATES and self.outer is None:
+            raise ValueError(
+                f"optimizer.base_update = {self.optimizer.base_update} is not exact: the sites drift apart unless "
+                "`outer` brings them together again"
+            )
         if self.optimizer.lr * self.optimizer.weight_decay >= 1:
             raise ValueError(
                 f"optimizer.lr * optimizer.weight_decay = {self.optimizer.lr * self.optimizer.weight_decay:g} must be "
@@ -293,6 +341,7 @@ class ContributionHeader(Message):
     position: Position
     layout: Digest
     codec: str
+    indices: str
     k: int
     tokens: int = Field(ge=0, le=2**40, description="behind this contribution")
     part: int

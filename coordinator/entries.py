@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 
 from algorithms.schedule import learning_rate
+from algorithms.updates import CODEC_BITS
 from api.payload import digest_json
-from api.schemas import PROTOCOL_VERSION, OptimizerSpec, Position
+from api.schemas import PROTOCOL_VERSION, Position
 from coordinator.records import Region, RunState
 
-__all__ = ["anchor_header", "bits_per_value", "position_after", "start_header", "step_header"]
+__all__ = ["anchor_header", "position_after", "start_header", "step_header"]
 
 Header = dict[str, Any]
 _GENESIS = "0" * 64
@@ -27,10 +28,6 @@ def _common(kind: str, region: Region) -> Header:
 
 def position_after(header: Header) -> Position:
     return Position(seq=header["seq"], hash=digest_json(header))
-
-
-def bits_per_value(optimizer: OptimizerSpec) -> int:
-    return 1 if optimizer.codec == "sign" else 8
 
 
 def start_header(state: RunState, region: Region) -> Header:
@@ -67,7 +64,7 @@ def step_header(state: RunState, region: Region, parts: tuple[str, ...], halving
         "lr": [lr for _ in groups],
         "decay": [1.0 if group == "no_decay" else decay for group in groups],
         "k": optimizer.k,
-        "bits": bits_per_value(optimizer),
+        "bits": CODEC_BITS[optimizer.codec],
         "codec": optimizer.codec,
         "parts": list(parts),
     }

@@ -30,7 +30,9 @@ def read_contribution(
         raw, arrays = decode_message("contribution", body)
         header = ContributionHeader.model_validate(raw)
         check_header(header, layout, optimizer)
-        update = unpack_contribution(arrays, layout, codec=optimizer.codec, k=optimizer.k, absent=header.absent)
+        update = unpack_contribution(
+            arrays, layout, codec=optimizer.codec, k=optimizer.k, absent=header.absent, indices=optimizer.indices
+        )
     except ValidationError as error:
         faults = faults_of(error.errors())
         raise InvalidError("bad_contribution", f"contribution header: {'; '.join(faults[:5])}", errors=faults) from None
@@ -44,8 +46,8 @@ def check_header(header: ContributionHeader, layout: ParameterLayout, optimizer:
         raise InvalidError("bad_contribution", f"contribution version {header.version}; this is {PROTOCOL_VERSION}")
     if (header.part, header.parts) != (0, 1):
         raise InvalidError("one_part", f"part {header.part} of {header.parts}: contributions have one part, number 0")
-    sent = {"layout": header.layout, "codec": header.codec, "k": header.k}
-    wanted = {"layout": layout.digest, "codec": optimizer.codec, "k": optimizer.k}
+    sent = {"layout": header.layout, "codec": header.codec, "indices": header.indices, "k": header.k}
+    wanted = {"layout": layout.digest, "codec": optimizer.codec, "indices": optimizer.indices, "k": optimizer.k}
     differing = [f"{name} is {sent[name]}, the run's is {wanted[name]}" for name in sent if sent[name] != wanted[name]]
     if differing:
         raise ConflictError("settings_differ", f"contribution of {header.site}: {'; '.join(differing)}")
@@ -59,7 +61,17 @@ def aggregate_round(
     Args:
         bodies: contribution messages by site, already validated when they arrived.
     """
-    updates = {site: read_contribution(bodies[site], layout, optimizer)[1] for site in sorted(bodies)}
-    halvings = outlier_halvings([norm(update) for update in updates.values()])
-    update = aggregate(list(updates.values()), layout, halvings)
-    return dict(pack_update(update, layout)), dict(zip(updates, halvings, strict=True))
+    read = [read_contribution(bodies[site], layout, optimizer) for site in sorted(bodies)]
+    contributions = [contribution for _, contribution in read]
+    halvings = [0] * len(read)
+    if optimizer.outliers == "halve":
+        halvings = outlier_halvings([norm(contribution) for contribution in contributions])
+    update = aggregate(
+        contributions,
+        layout,
+        halvings,
+        average=optimizer.average,
+        tokens=[header.tokens for header, _ in read],
+        largest=optimizer.largest,
+    )
+    return dict(pack_update(update, layout)), dict(zip(sorted(bodies), halvings, strict=True))

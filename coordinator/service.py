@@ -398,9 +398,11 @@ def _checked_layout(value: dict[str, object], spec: schemas.RunSpec) -> Paramete
     try:
         layout = ParameterLayout.from_json(value)
         "".join([*layout.groups, *layout.index]).encode()  # half of a surrogate pair is a ValueError
-        if layout.chunk != spec.optimizer.chunk:
-            raise ValueError(f"the layout has chunk {layout.chunk}, the run's spec {spec.optimizer.chunk}")
-        size = contribution_bytes(layout, spec.optimizer.k, spec.optimizer.codec)
+        for name in ("chunk", "transform"):
+            if getattr(layout, name) != getattr(spec.optimizer, name):
+                theirs = getattr(spec.optimizer, name)
+                raise ValueError(f"the layout has {name} {getattr(layout, name)}, the run's spec {theirs}")
+        size = contribution_bytes(layout, spec.optimizer.k, spec.optimizer.codec, spec.optimizer.indices)
         if size > CONTRIBUTION_LIMIT - _HEADER_ROOM:
             raise ValueError(
                 f"a contribution to this model would take {size} bytes, more than the limit of {CONTRIBUTION_LIMIT}: "

@@ -90,7 +90,7 @@ class Exchange:
 
     def _message(self, optimizer: DeMo, shards: Sequence[bytes]) -> bytes:
         contribution, tokens = self._merged(optimizer, shards)
-        session = self._session
+        session, settings = self._session, optimizer.settings
         assert self._replica.position is not None
         header = ContributionHeader(
             version=PROTOCOL_VERSION,
@@ -100,14 +100,15 @@ class Exchange:
             step=self.step + 1,
             position=self._replica.position,
             layout=optimizer.layout.digest,
-            codec=optimizer.settings.codec,
-            k=optimizer.settings.k,
+            codec=settings.codec,
+            indices=settings.indices,
+            k=settings.k,
             tokens=tokens,
             part=0,
             parts=1,
             absent=[optimizer.layout.tensors[index].name for index in sorted(contribution.absent)],
         )
-        arrays = pack_contribution(contribution, optimizer.layout, optimizer.settings.codec)
+        arrays = pack_contribution(contribution, optimizer.layout, settings.codec, settings.indices)
         return encode_message("contribution", header.model_dump(mode="json"), arrays)
 
     # --- the round trip -----------------------------------------------------------------------------------------------

@@ -96,18 +96,12 @@ class Site:
                 f"this site has {self.ranks} ranks, but the model is not wrapped in DistributedDataParallel: only "
                 "rank 0's gradients would count"
             )
-        spec = self.spec.optimizer
         optimizer = DeMo(
             _groups(model),
-            lr=spec.lr,
-            beta=spec.beta,
-            k=spec.k,
-            chunk=spec.chunk,
-            codec=spec.codec,
-            alpha=spec.alpha,
-            subtract=spec.subtract,
+            lr=self.spec.optimizer.lr,
             exchange=self._exchange,
             owned=(self.rank, self.ranks),
+            **self.spec.optimizer.settings(),
         )
         self._optimizer = optimizer
         fragments = optimizer.layout.fragments(self.spec.outer.fragments) if self.spec.outer else ()

@@ -120,6 +120,7 @@ class SiteByHand:
             "step": step,
             "layout": LAYOUT.digest,
             "codec": OPTIMIZER.codec,
+            "indices": OPTIMIZER.indices,
             "k": OPTIMIZER.k,
             "tokens": 10,
             "part": 0,

@@ -236,7 +236,7 @@ def test_removed_sites_are_unknown(patient, send):
         ({"outer": {"every": 4}}, "outer.every = 4 is more than steps = 3"),
         ({"outer": {"every": 0}}, "body.outer.every"),
         ({"outer": {"every": 1, "fragments": 0}}, "body.outer.fragments"),
-        ({"optimizer": {"k": 2000, "chunk": 32}}, "k = 2000 exceeds the 1024 elements"),
+        ({"optimizer": {"k": 2000, "chunk": 32}}, "k must be 1 to 1024 for chunks of 32 x 32, got 2000"),
         ({"optimizer": {"k": 0}}, "body.optimizer.k"),
         ({"optimizer": {"chunk": 63}}, "body.optimizer.chunk"),
         ({"optimizer": {"lr": 0}}, "body.optimizer.lr"),

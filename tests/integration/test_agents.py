@@ -210,6 +210,7 @@ def test_bytes_sent_are_the_formula_and_headers(pure: Finished) -> None:
         position=Position(seq=5, hash="0" * 64),
         layout=layout.digest,
         codec="int8",
+        indices="packed",
         k=spec.optimizer.k,
         tokens=4,
         part=0,

@@ -60,7 +60,7 @@ def test_errors_name_the_thing_and_the_remedy(isthmus, words, variables, message
     [
         ({"outer": {"every": 20}}, "outer.every = 20 is more than steps = 10"),
         ({"steps": 0}, "steps: Input should be greater than or equal to 1"),
-        ({"optimizer": {"k": 5000}}, "k = 5000 exceeds the 4096 elements of a chunk"),
+        ({"optimizer": {"k": 5000}}, "k must be 1 to 4096 for chunks of 64 x 64, got 5000"),
         ({"stepps": 5}, "stepps: Extra inputs are not permitted"),
         ({"name": "Big Name"}, "'Big Name' is no name: use lower-case letters"),
     ],

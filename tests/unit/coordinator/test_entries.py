@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from api.schemas import OptimizerSpec, RunSpec
-from coordinator.entries import bits_per_value, position_after, start_header, step_header
+from coordinator.entries import position_after, start_header, step_header
 from tests.unit.coordinator.runs import LAYOUT, START, Driver, digest_of, entry_hash
 
 TWO = {"b": "west", "a": "west"}
@@ -77,10 +77,6 @@ def test_decay_is_a_float32_and_spares_no_decay():
     assert lr == pytest.approx(0.1)
     assert header["decay"] == [pytest.approx(0.97), 1.0]
     assert header["bits"] == 8
-
-
-def test_bits_per_value():
-    assert [bits_per_value(OptimizerSpec(codec=codec)) for codec in ("sign", "int8")] == [1, 8]
 
 
 def test_anchors():

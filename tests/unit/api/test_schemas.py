@@ -1,0 +1,47 @@
+"""The run spec: its settings are those of the algorithms, presets are what one begins with."""
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from algorithms import Settings, preset
+from api.schemas import OptimizerSpec, RunSpec
+
+
+def spec(optimizer: dict[str, Any], outer: dict[str, Any] | None = None) -> RunSpec:
+    return RunSpec.model_validate({"name": "a", "task": "b", "steps": 3, "optimizer": optimizer, "outer": outer})
+
+
+def test_a_run_and_demo_have_the_same_defaults() -> None:
+    assert OptimizerSpec().settings() == asdict(Settings())
+
+
+@pytest.mark.parametrize("name", ["paper", "reference", "default"])
+def test_a_preset_is_what_one_begins_with(name: Any) -> None:
+    settings = OptimizerSpec(preset=name).settings()
+    assert settings == asdict(Settings(**preset(name)))
+    own = OptimizerSpec(preset=name, alpha=0.3, k=8)
+    assert own.settings() == settings | {"alpha": 0.3, "k": 8}
+    assert OptimizerSpec.model_validate_json(own.model_dump_json()) == own
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ({"preset": "papers"}, "preset"),
+        ({"transform": "fourier"}, "transform"),
+        ({"chunk": 32, "k": 2000}, "k must be 1 to 1024 for chunks of 32 x 32, got 2000"),
+        ({"codec": "int3"}, "codec"),
+        ({"largest": 0}, "largest"),
+        ({"base_update": "muon"}, "muon is not exact"),
+    ],
+)
+def test_bad_settings_are_named(optimizer: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        spec(optimizer)
+
+
+def test_an_inexact_base_update_needs_outer_steps() -> None:
+    assert spec({"base_update": "muon"}, {"every": 2}).optimizer.base_update == "muon"
