@@ -55,11 +55,11 @@ def _high_bits(elements: int, count: int, low: int) -> int:
     return count + -(-elements >> low) - 1
 
 
-def index_sizes(elements: int, count: int, chunks: int, indices: Indices) -> dict[str, int]:
+def index_sizes(elements: int, count: int, chunks: int, form: Indices) -> dict[str, int]:
     """The index arrays of `chunks` chunks of one shape and their bytes: `indices`, or `low` and `high` if smaller."""
     total = chunks * count
     packed = {"indices": packed_size(total, index_bits(elements))}
-    if indices == "packed" or is_dense(elements):
+    if form == "packed" or is_dense(elements):
         return packed
     compact = {
         "low": packed_size(total, low_bits(elements, count)),

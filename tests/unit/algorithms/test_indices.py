@@ -56,6 +56,11 @@ def test_compact_never_costs_more_than_packed(elements: int, chunks: int, data: 
     assert ("high" in compact) == (sum(compact.values()) < sum(packed.values()))
 
 
+def test_packed_of_two_equals() -> None:
+    """6 indices of 12 bits are 9 bytes; 6 of 9 low bits and a record of 13 are 7 and 2."""
+    assert index_sizes(4096, 6, 1, "compact") == {"indices": 9}
+
+
 def test_bits_of_a_compact_chunk() -> None:
     """Of 66 elements 8 are sent: 3 low bits, 9 possible high bits, a record of 16 bits."""
     indices = np.array([[0, 1, 7, 8, 30, 31, 40, 65]], np.uint16)
