@@ -14,7 +14,7 @@ from algorithms.updates import Codec
 __all__ = [
     "PRESETS",
     "Average",
-    "BaseUpdate",
+    "BaseUpdateName",
     "Indices",
     "Outliers",
     "Settings",
@@ -27,7 +27,7 @@ Indices = Literal["packed", "compact"]
 Subtract = Literal["local", "aggregate"]
 Average = Literal["contributors", "sites", "tokens", "median"]
 Outliers = Literal["halve", "keep"]
-BaseUpdate = Literal["signum", "sgd", "adam", "muon"]
+BaseUpdateName = Literal["signum", "sgd", "adam", "muon"]
 
 _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "transform": get_args(Transform),
@@ -37,7 +37,7 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "subtract": get_args(Subtract),
     "average": get_args(Average),
     "outliers": get_args(Outliers),
-    "base_update": get_args(BaseUpdate),
+    "base_update": get_args(BaseUpdateName),
 }
 
 
@@ -55,7 +55,7 @@ class SettingsDict(TypedDict, total=False):
     average: Average
     largest: int | None
     outliers: Outliers
-    base_update: BaseUpdate
+    base_update: BaseUpdateName
     beta2: float
 
 
@@ -85,7 +85,7 @@ class Settings:
     """Coefficients kept of each chunk of the aggregate; None keeps all."""
     outliers: Outliers = "halve"
     """Whether a contribution far larger than the others is scaled down."""
-    base_update: BaseUpdate = "signum"
+    base_update: BaseUpdateName = "signum"
     """How the decoded update moves the parameters."""
     beta2: float = 0.99
     """Decay of the second moment of the update; `adam` only."""
