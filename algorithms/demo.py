@@ -21,6 +21,7 @@ from algorithms.codec import parameters_digest
 from algorithms.decode import known_answer
 from algorithms.gradients import all_finite, trainable_gradients
 from algorithms.layout import ParameterLayout, TensorSpec, canonical_name
+from algorithms.masters import read_flat, write_flat
 from algorithms.momentum import Ownership, encode, subtract_sent, subtract_update
 from algorithms.optimizer_state import check_groups, check_identity, restored
 from algorithms.settings import Settings, SettingsDict
@@ -159,7 +160,7 @@ class DeMo(torch.optim.Optimizer):
             flat = {index: self._flat(index) for index in present}
             apply_update(entry.update, self.layout, flat, entry.lr, entry.decay, self._is_exact)
             for index in present:
-                self._store(index, flat[index])
+                write_flat(self._parameters[index], flat[index])
             if self.settings.subtract == "aggregate":
                 momentum = self._momentum(present)
                 subtract_update(self._ownership, momentum, entry.update, self.settings.alpha)
@@ -209,7 +210,7 @@ class DeMo(torch.optim.Optimizer):
         for index in tensors:
             flat = self._flat(index)
             flat.copy_(torch.from_numpy(data[start : start + flat.numel()].copy()))
-            self._store(index, flat)
+            write_flat(self._parameters[index], flat)
             start += flat.numel()
 
     def parameters_digest(self) -> str:
@@ -273,21 +274,7 @@ class DeMo(torch.optim.Optimizer):
         return {index: state["momentum"] for index, state in states if "momentum" in state}
 
     def _flat(self, index: int) -> Tensor:
-        """The flat float32 values of a tensor; its master is made when it is first needed."""
-        parameter = self._parameters[index].detach()
-        if parameter.dtype == torch.float32:
-            return parameter.contiguous().view(-1)
-        state = self.state[self._parameters[index]]
-        if "master" not in state:
-            state["master"] = parameter.float().contiguous().view(-1)
-        master: Tensor = state["master"]
-        return master
-
-    def _store(self, index: int, flat: Tensor) -> None:
-        """Writes flat values back into the parameter, unless they are its own memory."""
-        parameter = self._parameters[index].detach()
-        if parameter.dtype != torch.float32 or not parameter.is_contiguous():
-            parameter.copy_(flat.view(parameter.shape))
+        return read_flat(self._parameters[index], self.state)
 
     def _is_exact(self, device: torch.device) -> bool:
         if device not in self.float32_is_exact:

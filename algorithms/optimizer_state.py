@@ -16,7 +16,7 @@ DTYPES = {
     "momentum": torch.float32,  # of the owned chunks
     "master": torch.float32,  # of a parameter that is not float32
     "second_moment": torch.float32,  # of the update, with adam
-    "unseen": torch.float64,  # 0-d: beta2 to the power of the entries in which the tensor was present
+    "unseen": torch.float64,  # 0-d, on the CPU: beta2 to the power of the entries in which the tensor was present
 }
 """What the state of one parameter may hold; flat unless noted."""
 
@@ -44,7 +44,7 @@ def check_identity(saved: Mapping[str, Any], identity: Mapping[str, str]) -> Non
 
 
 def restored(saved: Mapping[str, Any], groups: Groups, owned: Mapping[Tensor, int]) -> dict[Tensor, dict[str, Tensor]]:
-    """The state of each parameter, copied to its device. `owned` says how many elements its momentum has.
+    """The state of each parameter, copied, on its device. `owned` says how many elements its momentum has.
 
     Raises ValueError on unknown state or a wrong size.
     """
@@ -58,6 +58,7 @@ def restored(saved: Mapping[str, Any], groups: Groups, owned: Mapping[Tensor, in
                 size = () if field == "unseen" else (owned[parameter] if field == "momentum" else parameter.numel(),)
                 if value.shape != size:
                     raise ValueError(f"{field} of {name!r} has shape {tuple(value.shape)}, not {size}")
-                copy = value.detach().to(parameter.device, DTYPES[field], copy=True)
+                device = parameter.device if value.ndim else "cpu"
+                copy = value.detach().to(device, DTYPES[field], copy=True)
                 state.setdefault(parameter, {})[field] = copy
     return state

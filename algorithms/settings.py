@@ -15,7 +15,7 @@ __all__ = [
     "INEXACT_BASE_UPDATES",
     "PRESETS",
     "Average",
-    "BaseUpdate",
+    "BaseUpdateName",
     "Outliers",
     "Settings",
     "SettingsDict",
@@ -26,9 +26,9 @@ __all__ = [
 Subtract = Literal["local", "aggregate"]
 Average = Literal["contributors", "sites", "tokens", "median"]
 Outliers = Literal["halve", "keep"]
-BaseUpdate = Literal["signum", "sgd", "adam", "muon"]
+BaseUpdateName = Literal["signum", "sgd", "adam", "muon"]
 
-INEXACT_BASE_UPDATES: frozenset[BaseUpdate] = frozenset({"muon"})
+INEXACT_BASE_UPDATES: frozenset[BaseUpdateName] = frozenset({"muon"})
 """Those that may give other bits on another device: sites drift apart unless outer steps re-anchor them (rule B11)."""
 
 _CHOICES: Mapping[str, tuple[Any, ...]] = {
@@ -39,7 +39,7 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "subtract": get_args(Subtract),
     "average": get_args(Average),
     "outliers": get_args(Outliers),
-    "base_update": get_args(BaseUpdate),
+    "base_update": get_args(BaseUpdateName),
 }
 
 
@@ -57,7 +57,7 @@ class SettingsDict(TypedDict, total=False):
     average: Average
     largest: int | None
     outliers: Outliers
-    base_update: BaseUpdate
+    base_update: BaseUpdateName
     beta2: float
 
 
@@ -87,7 +87,7 @@ class Settings:
     """Coefficients kept of each chunk of the aggregate; None keeps all."""
     outliers: Outliers = "halve"
     """Whether a contribution far larger than the others is scaled down."""
-    base_update: BaseUpdate = "signum"
+    base_update: BaseUpdateName = "signum"
     """How the decoded update moves the parameters."""
     beta2: float = 0.99
     """Decay of the second moment of the update; `adam` only."""

@@ -16,7 +16,7 @@ from algorithms.settings import (
     INEXACT_BASE_UPDATES,
     PRESETS,
     Average,
-    BaseUpdate,
+    BaseUpdateName,
     Outliers,
     Settings,
     SettingsDict,
@@ -88,7 +88,7 @@ class OptimizerSpec(Message):
     outliers: Outliers = Field(
         default=_DEFAULTS.outliers, description="whether a contribution far larger than the others is scaled down"
     )
-    base_update: BaseUpdate = Field(
+    base_update: BaseUpdateName = Field(
         default=_DEFAULTS.base_update, description="how the decoded update moves the parameters"
     )
     beta2: float = Field(default=_DEFAULTS.beta2, ge=0, lt=1, description="decay of adam's second moment")
