@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Block", "Tile", "tensor_blocks"]
+__all__ = ["Block", "Tile", "matrices", "tensor_blocks"]
 
 VECTOR_ROW = 64
 CONV_LIMIT = 16
@@ -109,8 +109,8 @@ def _runs(length: int, limit: int) -> list[_Run]:
     return [run for run in runs if run.pieces]
 
 
-def _matrices(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """The tensor as (batch, rows, cols)."""
+def matrices(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """The tensor as (batch, rows, cols); a vector has one row."""
     if len(shape) < 2:
         return 1, 1, math.prod(shape)
     if len(shape) > 2 and max(shape[2:]) > CONV_LIMIT:
@@ -122,7 +122,7 @@ def tensor_blocks(tensor: int, shape: tuple[int, ...], chunk: int, first: int) -
     """The blocks of a tensor whose chunks are numbered from `first`, and how many chunks it has."""
     if 0 in shape:
         return [], 0
-    batch, rows, cols = _matrices(shape)
+    batch, rows, cols = matrices(shape)
     if rows == 1 or cols == 1:
         width = min(VECTOR_ROW, chunk)
         stacked, tail = divmod(rows * cols, width)

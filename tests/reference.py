@@ -111,9 +111,35 @@ def dct(length: int) -> np.ndarray:
 
 
 @functools.cache
-def integer_basis(length: int) -> np.ndarray:
-    basis = dct(length)
-    return np.rint(126 * basis / np.abs(basis).max()).astype(np.int64)
+def integer_basis(length: int, transform: str = "dct", step: int = 0) -> np.ndarray:
+    """Row i holds frequency i; every entry is scale times the orthonormal one, rounded."""
+    if transform == "random":
+        return random_basis(length, step)
+    if transform == "hadamard" and is_power_of_two(length):
+        return np.array([[(-1) ** (i & j).bit_count() for j in range(length)] for i in range(length)])
+    if transform == "dct":
+        basis = dct(length)
+        return np.rint(126 * basis / np.abs(basis).max()).astype(np.int64)
+    return np.eye(length, dtype=np.int64)
+
+
+def random_basis(length: int, step: int) -> np.ndarray:
+    base = integer_basis(length, "hadamard" if is_power_of_two(length) else "dct")
+    stream = hashlib.shake_256(f"isthmus random basis {length} {step}".encode()).digest(9 * length)
+    words = [int.from_bytes(stream[8 * j : 8 * j + 8], "little") for j in range(length)]
+    order = sorted(range(length), key=lambda j: words[j])
+    signs = [-1 if byte % 2 else 1 for byte in stream[8 * length :]]
+    return np.array([[sign * row[column] for sign, column in zip(signs, order, strict=True)] for row in base])
+
+
+def is_power_of_two(number: int) -> bool:
+    return number.bit_count() == 1
+
+
+def basis_scale(length: int, transform: str) -> float:
+    if transform == "dct" or (transform == "random" and not is_power_of_two(length)):
+        return 126 / float(np.abs(dct(length)).max())
+    return math.sqrt(length) if transform != "identity" and is_power_of_two(length) else 1.0
 
 
 def forward(gradient: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -369,19 +395,43 @@ def quantise(means: dict[int, int], exponent: int) -> ChunkUpdate:
 # --- decode and apply -------------------------------------------------------------------------------------------------
 
 
-def chunk_signs(values: dict[int, int], piece: Chunk) -> np.ndarray:
+class Adam(NamedTuple):
+    """The state of one tensor: the second moment, and the product of beta2 over the entries that it had part in."""
+
+    second_moment: np.ndarray
+    unseen: float
+
+
+def chunk_signs(values: dict[int, int], piece: Chunk, transform: str = "dct", step: int = 0) -> np.ndarray:
+    return np.sign(chunk_integers(values, piece, transform, step))
+
+
+def chunk_integers(values: dict[int, int], piece: Chunk, transform: str, step: int) -> np.ndarray:
     """Dense chunks are not transformed."""
     if is_dense(piece):
-        return np.sign([values.get(index, 0) for index in range(piece.elements)]).reshape(piece.rows, piece.cols)
-    return decode_signs(values, piece.rows, piece.cols)
+        return np.array([values.get(index, 0) for index in range(piece.elements)]).reshape(piece.rows, piece.cols)
+    return decode_integers(values, piece.rows, piece.cols, transform, step)
 
 
 def decode_signs(values: dict[int, int], rows: int, cols: int) -> np.ndarray:
-    """The signs of the inverse transform in int64: every sum is below 64*64*127*126*126 < 2^33 (2^35 at s=128)."""
+    return np.sign(decode_integers(values, rows, cols))
+
+
+def decode_integers(values: dict[int, int], rows: int, cols: int, transform: str = "dct", step: int = 0) -> np.ndarray:
+    """The inverse transform in int64: every sum is below 64*64*127*126*126 < 2^33 (2^35 at s=128)."""
     coefficients = np.zeros(rows * cols, dtype=np.int64)
     for index, value in values.items():
         coefficients[index] = value
-    return np.sign(integer_basis(rows).T @ coefficients.reshape(rows, cols) @ integer_basis(cols))
+    left, right = integer_basis(rows, transform, step), integer_basis(cols, transform, step)
+    return left.T @ coefficients.reshape(rows, cols) @ right
+
+
+def chunk_values(update: ChunkUpdate, piece: Chunk, transform: str = "dct", step: int = 0) -> np.ndarray:
+    """The update u, float32: the integers times 2^exponent over both scales."""
+    integers = chunk_integers(update.values, piece, transform, step)
+    scales = [1.0, 1.0] if is_dense(piece) else [basis_scale(side, transform) for side in (piece.rows, piece.cols)]
+    unit = np.float64(np.float32(1 / (scales[0] * scales[1])))
+    return (integers.astype(np.float64) * unit * 2.0**update.exponent).astype(np.float32)
 
 
 def apply(
@@ -390,18 +440,49 @@ def apply(
     chunk: int,
     lr: list[float],
     decay: list[float],
+    *,
+    transform: str = "dct",
+    step: int = 0,
+    base_update: str = "signum",
+    beta2: float = 0.99,
+    adam: dict[str, Adam] | None = None,
 ) -> dict[str, np.ndarray]:
-    """X*decay - sign*lr for the tensors present, with two float32 roundings; lr and decay are per tensor."""
+    """X*decay - direction*lr for the tensors present, every operation rounded to float32.
+
+    lr and decay are per tensor; `adam` is the state by tensor name, which is replaced for the tensors present.
+    """
     tensors = tensors_of(parameters)
+    pieces = chunks(tensors, chunk)
     result = {name: value.copy() for name, value in parameters.items()}
-    for piece, chunk_update in zip(chunks(tensors, chunk), update, strict=True):
+    adam = {} if adam is None else adam
+    for number in sorted({piece.tensor for piece, mine in zip(pieces, update, strict=True) if mine is not None}):
+        name, shape = tensors[number]
+        old = adam.get(name, Adam(np.zeros(math.prod(shape), np.float32), 1.0))
+        adam[name] = Adam(old.second_moment.copy(), old.unseen * float(np.float32(beta2)))
+    for piece, chunk_update in zip(pieces, update, strict=True):
         if chunk_update is None:
             continue
-        flat = result[tensors[piece.tensor][0]].reshape(-1)
-        signs = chunk_signs(chunk_update.values, piece).astype(np.float32)
+        name = tensors[piece.tensor][0]
+        if base_update == "signum":
+            direction = chunk_signs(chunk_update.values, piece, transform, step).astype(np.float32)
+        else:
+            direction = chunk_values(chunk_update, piece, transform, step)
+        if base_update == "adam":
+            direction = adam_direction(direction, adam[name], piece, np.float32(beta2))
+        flat = result[name].reshape(-1)
         decayed = flat[piece.positions] * np.float32(decay[piece.tensor])
-        flat[piece.positions] = decayed - signs * np.float32(lr[piece.tensor])
+        flat[piece.positions] = decayed - direction * np.float32(lr[piece.tensor])
     return result
+
+
+def adam_direction(u: np.ndarray, state: Adam, piece: Chunk, beta2: np.float32) -> np.ndarray:
+    """Updates the second moment of one chunk, and divides u by its root."""
+    fresh = (np.float32(1) - beta2) * u
+    with np.errstate(over="ignore"):  # infinite for huge u, which then does not move
+        moment = beta2 * state.second_moment[piece.positions] + fresh * u
+    state.second_moment[piece.positions] = moment
+    root = np.sqrt(moment / np.float32(1 - state.unseen))
+    return u / (root + np.float32(1e-8))
 
 
 def tensors_of(parameters: dict[str, np.ndarray]) -> Tensors:

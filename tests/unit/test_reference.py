@@ -345,6 +345,48 @@ def test_apply_rounds_twice_and_leaves_the_absent_alone():
     assert parameters["b"].tolist() == [1.0]
 
 
+def test_bases_by_hand():
+    assert reference.integer_basis(4, "hadamard").tolist() == [
+        [1, 1, 1, 1],
+        [1, -1, 1, -1],
+        [1, 1, -1, -1],
+        [1, -1, -1, 1],
+    ]
+    assert reference.integer_basis(3, "hadamard").tolist() == np.eye(3).tolist()
+    assert reference.integer_basis(4, "identity").tolist() == np.eye(4).tolist()
+    for length in (4, 8, 3):
+        base = reference.integer_basis(length, "hadamard" if length != 3 else "dct")
+        fresh = reference.integer_basis(length, "random", 7)
+        columns = sorted(np.abs(column).tolist() for column in fresh.T)
+        assert columns == sorted(np.abs(column).tolist() for column in base.T)
+        assert (np.rint(fresh @ fresh.T) == np.rint(base @ base.T)).all()
+    assert reference.integer_basis(8, "random", 7).tolist() != reference.integer_basis(8, "random", 8).tolist()
+    scale = reference.basis_scale(16, "dct")
+    assert np.abs(reference.integer_basis(16) / scale - reference.dct(16)).max() < 0.51 / scale
+    assert [reference.basis_scale(length, "hadamard") for length in (16, 3)] == [4, 1]
+
+
+def test_base_updates_by_hand():
+    parameters = {"a": np.array([1.0, 1.0, 1.0], np.float32)}
+    update = [ChunkUpdate({0: 3, 2: -1}, -1, 4)]  # dense: u = 1.5, 0, -0.5
+
+    def after(base_update, adam=None):
+        moved = reference.apply(
+            parameters, update, 16, lr=[0.25], decay=[1.0], base_update=base_update, beta2=0.75, adam=adam
+        )
+        return moved["a"]
+
+    assert after("signum").tolist() == [0.75, 1.0, 1.25]
+    assert after("sgd").tolist() == [0.625, 1.0, 1.125]
+    adam = {}
+    np.testing.assert_allclose(after("adam", adam), [0.75, 1.0, 1.25], rtol=1e-6)  # v / c is u^2 at first
+    assert adam["a"].second_moment.tolist() == [0.5625, 0, 0.0625]
+    assert adam["a"].unseen == 0.75
+    after("adam", adam)
+    assert adam["a"].second_moment.tolist() == [0.75 * 0.5625 + 0.5625, 0, 0.75 * 0.0625 + 0.0625]
+    assert adam["a"].unseen == 0.5625
+
+
 # --- outer step -------------------------------------------------------------------------------------------------------
 
 

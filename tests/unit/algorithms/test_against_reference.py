@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from algorithms.aggregate import aggregate, norm, outlier_halvings
 from algorithms.apply import apply_update
+from algorithms.base_updates import BASE_UPDATES
 from algorithms.codec import (
     digest_arrays,
     pack_contribution,
@@ -25,6 +26,7 @@ from algorithms.codec import (
 from algorithms.layout import CHUNKS, ParameterLayout, TensorSpec, canonical_name, kept
 from algorithms.momentum import Ownership, encode
 from algorithms.outer import nesterov, weighted_mean
+from algorithms.transforms import TRANSFORMS, Transform
 from algorithms.updates import CODEC_LIMITS, AggregateUpdate, Codec, Coefficients, Indices, SparseUpdate
 from tests import reference
 from tests.reference import ChunkUpdate, SentChunk
@@ -339,27 +341,65 @@ def float32(low: float, high: float) -> st.SearchStrategy[float]:
 
 
 @thorough
-@given(rounds(max_sites=3), st.booleans(), st.data())
-def test_apply_gives_the_same_bits(round_: Round, exact: bool, data: Any) -> None:
-    layout = round_.layout
-    update = aggregate(round_.contributions, layout, [0] * len(round_.contributions))
+@given(
+    rounds(max_sites=3),
+    st.sampled_from(TRANSFORMS),
+    st.sampled_from([name for name, base_update in BASE_UPDATES.items() if base_update.exact]),
+    st.booleans(),
+    st.data(),
+)
+def test_apply_gives_the_same_bits(
+    round_: Round, transform: Transform, base_update: Any, exact: bool, data: Any
+) -> None:
+    layout = ParameterLayout(round_.layout.tensors, round_.layout.chunk, transform=transform)
     rates = [data.draw(float32(0, 2)), data.draw(float32(0, 2**-10))]
     decays = [data.draw(float32(0.5, 1)), 1.0]
-    before = random_parameters(layout, np.random.default_rng(round_.k))
+    beta2 = data.draw(st.one_of(st.just(0.99), st.floats(0, 1 - 2**-20)))
+    expected = random_parameters(layout, np.random.default_rng(round_.k))
     groups = [tensor.group for tensor in layout.tensors]
-    expected = reference.apply(
-        before,
-        chunk_updates(update, layout),
-        layout.chunk,
-        [rates[group] for group in groups],
-        [decays[group] for group in groups],
-    )
-    flat = {index: torch.from_numpy(before[tensor.name].copy().ravel()) for index, tensor in enumerate(layout.tensors)}
-    apply_update(update, layout, flat, rates, decays, lambda _: exact)
-    for index, tensor in enumerate(layout.tensors):
-        after = flat[index].numpy()
-        assert after.tobytes() == expected[tensor.name].tobytes(), tensor
-        assert index not in update.absent or after.tobytes() == before[tensor.name].tobytes()
+    flat = {
+        index: torch.from_numpy(expected[tensor.name].copy().ravel()) for index, tensor in enumerate(layout.tensors)
+    }
+    state: dict[int, dict[str, torch.Tensor]] = {index: {} for index in flat}
+    adam: dict[str, reference.Adam] = {}
+    for step in range(1 + len(round_.contributions)):  # of all sites, then of each alone
+        contributions = round_.contributions[step - 1 : step] or round_.contributions
+        update = aggregate(contributions, layout, [0] * len(contributions))
+        before = {index: tensor.numpy().tobytes() for index, tensor in flat.items()}
+        expected = reference.apply(
+            expected,
+            chunk_updates(update, layout),
+            layout.chunk,
+            [rates[group] for group in groups],
+            [decays[group] for group in groups],
+            transform=transform,
+            step=step,
+            base_update=base_update,
+            beta2=beta2,
+            adam=adam,
+        )
+        apply_update(
+            update,
+            layout,
+            flat,
+            rates,
+            decays,
+            lambda _: exact,
+            base_update=base_update,
+            beta2=beta2,
+            state=state,
+            step=step,
+        )
+        for index, tensor in enumerate(layout.tensors):
+            after = flat[index].numpy().tobytes()
+            assert after == expected[tensor.name].tobytes(), tensor
+            assert index not in update.absent or after == before[index]
+    if base_update == "adam":
+        for index, tensor in enumerate(layout.tensors):
+            assert bool(state[index]) == (tensor.name in adam)
+            if tensor.name in adam:
+                assert state[index]["second_moment"].numpy().tobytes() == adam[tensor.name].second_moment.tobytes()
+                assert state[index]["unseen"].item() == adam[tensor.name].unseen
     arrays = [flat[index].numpy() for index in range(len(flat))]
     assert parameters_digest(arrays) == reference.parameters_digest([expected[name] for name, _ in tensors_of(layout)])
 
