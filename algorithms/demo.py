@@ -137,7 +137,7 @@ class DeMo(torch.optim.Optimizer):
             self.skipped_steps += 1
         entry = self._alone(sent) if self._exchange is None else self._exchange(self, sent)
         if self.subtract == "local" and entry.listed and sent is not None and entry.update is not None:
-            subtract_sent(self._ownership, self._momentum(), sent, entry.update, self.alpha)
+            subtract_sent(self._ownership, self._momentum(), sent, entry.update, self.alpha, self.steps + 1)
         self.apply(entry)
         return loss
 
@@ -158,7 +158,7 @@ class DeMo(torch.optim.Optimizer):
             for index in present:
                 self._store(index, flat[index])
             if self.subtract == "aggregate":
-                subtract_update(self._ownership, self._momentum(), entry.update, self.alpha)
+                subtract_update(self._ownership, self._momentum(), entry.update, self.alpha, self.steps + 1)
         self.steps += 1
         self.applied_lr = entry.lr
 
@@ -243,7 +243,14 @@ class DeMo(torch.optim.Optimizer):
                 state["momentum"] = torch.zeros(self._ownership.sizes[index], dtype=torch.float32, device=device)
         unscale = 1.0 if scale is None else 1.0 / float(scale)
         return encode(
-            self._ownership, self._momentum(), gradients, beta=self.beta, k=self.k, codec=self.codec, unscale=unscale
+            self._ownership,
+            self._momentum(),
+            gradients,
+            beta=self.beta,
+            k=self.k,
+            codec=self.codec,
+            unscale=unscale,
+            step=self.steps + 1,
         )
 
     def entry(self, contributions: Sequence[SparseUpdate], listed: bool) -> StepEntry:

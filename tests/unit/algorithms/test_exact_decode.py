@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from algorithms.decode import SINGLE_PASS_L1, Method, decode, known_answer, signs
-from algorithms.sparsify import forward_dct, top_k
+from algorithms.sparsify import forward
 from algorithms.transforms import basis
 
 SHAPES = [(1, 1), (1, 64), (7, 64), (44, 43), (64, 64), (32, 17), (127, 65), (128, 128), (128, 64)]
@@ -72,7 +72,7 @@ def test_autocast_does_not_reach_the_products() -> None:
     chunks = worst_chunks(64, 64)
     with torch.autocast("cpu", torch.bfloat16):
         assert np.array_equal(decode(torch.from_numpy(chunks).float()).numpy(), oracle(chunks))
-        assert forward_dct(torch.ones(1, 64, 64)).dtype == torch.float32
+        assert forward(torch.ones(1, 64, 64), "dct").dtype == torch.float32
 
 
 def test_known_answer_holds_here_and_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,23 +83,8 @@ def test_known_answer_holds_here_and_can_fail(monkeypatch: pytest.MonkeyPatch) -
 
 def test_decode_inverts_the_forward_transform() -> None:
     chunks = torch.randn(5, 40, 33, generator=torch.Generator().manual_seed(0))
-    coefficients = forward_dct(chunks).view(5, 40, 33)
+    coefficients = forward(chunks, "dct").view(5, 40, 33)
     step = coefficients.abs().max() / 127
     quantised = (coefficients / step).round()
     again = decode(quantised) * step / (basis("dct", 40).scale * basis("dct", 33).scale)
     assert torch.nn.functional.cosine_similarity(again.flatten(), chunks.double().flatten(), dim=0) > 0.999
-
-
-@pytest.mark.parametrize(
-    ("elements", "k"), [(4096, 32), (4096, 1), (4096, 128), (4096, 200), (1000, 9), (65, 1), (100, 100)]
-)
-def test_top_k_is_exact(elements: int, k: int) -> None:
-    values = torch.randn(40, elements, generator=torch.Generator().manual_seed(k))
-    found = top_k(values, k)
-    best = values.abs().topk(k, dim=1).indices.sort(dim=1).values
-    assert torch.equal(found, best)
-
-
-def test_top_k_of_equal_values_takes_distinct_places() -> None:
-    found = top_k(torch.ones(3, 4096), 32)
-    assert (found.diff(dim=1) > 0).all()
