@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from algorithms.base_updates import BASE_UPDATES, BaseUpdateName
+from algorithms.base_updates import BASE_UPDATES
 from algorithms.decode import Inverse, Method
 from algorithms.layout import ParameterLayout
+from algorithms.settings import BaseUpdateName
 from algorithms.tensor_update import ShapeUpdate, TensorUpdate
 from algorithms.updates import AggregateUpdate
 

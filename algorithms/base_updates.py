@@ -8,7 +8,6 @@ docs/decisions/0002-algorithms.md, section 6.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 import numpy as np
 import torch
@@ -17,9 +16,7 @@ from torch import Tensor
 from algorithms.grid import matrices
 from algorithms.tensor_update import TensorUpdate
 
-__all__ = ["ADAM_EPSILON", "BASE_UPDATES", "BaseUpdate", "BaseUpdateName", "orthogonal", "signum"]
-
-BaseUpdateName = Literal["signum", "sgd", "adam", "muon"]
+__all__ = ["ADAM_EPSILON", "BASE_UPDATES", "BaseUpdate", "orthogonal", "signum"]
 
 ADAM_EPSILON = 1e-8
 """As float32."""

@@ -141,7 +141,7 @@ class DeMo(torch.optim.Optimizer):
             self.skipped_steps += 1
         entry = self._alone(sent) if self._exchange is None else self._exchange(self, sent)
         if self.settings.subtract == "local" and entry.listed and sent is not None and entry.update is not None:
-            subtract_sent(self._ownership, self._momentum(), sent, entry.update, self.settings.alpha)
+            subtract_sent(self._ownership, self._momentum(), sent, entry.update, self.settings.alpha, self.steps + 1)
         self.apply(entry)
         return loss
 
@@ -154,18 +154,32 @@ class DeMo(torch.optim.Optimizer):
         if not len(entry.lr) == len(entry.decay) == len(self.param_groups):
             raise ValueError(f"{len(entry.lr)} rates, {len(entry.decay)} decays, {len(self.param_groups)} groups")
         if entry.update is not None:
-            if self.steps % CHECK_EVERY == 0:
-                self.float32_is_exact.clear()
-            present = [index for index in range(len(self._parameters)) if index not in entry.update.absent]
-            flat = {index: self._flat(index) for index in present}
-            apply_update(entry.update, self.layout, flat, entry.lr, entry.decay, self._is_exact)
-            for index in present:
-                write_flat(self._parameters[index], flat[index])
-            if self.settings.subtract == "aggregate":
-                momentum = self._momentum(present)
-                subtract_update(self._ownership, momentum, entry.update, self.settings.alpha)
+            self._apply_update(entry, entry.update)
         self.steps += 1
         self.applied_lr = entry.lr
+
+    def _apply_update(self, entry: StepEntry, update: AggregateUpdate) -> None:
+        if self.steps % CHECK_EVERY == 0:
+            self.float32_is_exact.clear()
+        settings, step = self.settings, self.steps + 1
+        present = [index for index in range(len(self._parameters)) if index not in update.absent]
+        flat = {index: self._flat(index) for index in present}
+        apply_update(
+            update,
+            self.layout,
+            flat,
+            entry.lr,
+            entry.decay,
+            self._is_exact,
+            base_update=settings.base_update,
+            beta2=settings.beta2,
+            state={index: self.state[self._parameters[index]] for index in present},
+            step=step,
+        )
+        for index in present:
+            write_flat(self._parameters[index], flat[index])
+        if settings.subtract == "aggregate":
+            subtract_update(self._ownership, self._momentum(present), update, settings.alpha, step)
 
     def entry(
         self, contributions: Sequence[SparseUpdate], listed: bool, tokens: Sequence[int] | None = None
@@ -258,6 +272,7 @@ class DeMo(torch.optim.Optimizer):
             k=self.settings.k,
             codec=self.settings.codec,
             unscale=1.0 if scale is None else 1.0 / float(scale),
+            step=self.steps + 1,
         )
 
     def _alone(self, sent: SparseUpdate | None) -> StepEntry:
@@ -278,5 +293,5 @@ class DeMo(torch.optim.Optimizer):
 
     def _is_exact(self, device: torch.device) -> bool:
         if device not in self.float32_is_exact:
-            self.float32_is_exact[device] = known_answer(device, self.layout.transformed)
+            self.float32_is_exact[device] = known_answer(device, self.layout.transformed, self.layout.transform)
         return self.float32_is_exact[device]

@@ -149,6 +149,44 @@ def forward(gradient: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return dct(rows) @ block @ dct(cols).T
 
 
+def orthonormal(transform: str, length: int, step: int = 0) -> np.ndarray:
+    """The basis of one side, rows are frequencies; `random` permutes and signs the columns of another one."""
+    power_of_two = length & (length - 1) == 0
+    if transform == "dct":
+        return dct(length)
+    if transform == "hadamard" and power_of_two:
+        signs = [[(-1) ** (row & column).bit_count() for column in range(length)] for row in range(length)]
+        return np.array(signs) / math.sqrt(length)
+    if transform in ("hadamard", "identity"):
+        return np.eye(length)
+    assert transform == "random"
+    base = orthonormal("hadamard" if power_of_two else "dct", length)
+    stream = hashlib.shake_256(f"isthmus random basis {length} {step}".encode()).digest(9 * length)
+    words = [int.from_bytes(stream[8 * i : 8 * i + 8], "little") for i in range(length)]
+    columns = sorted(range(length), key=lambda i: words[i])
+    return np.stack([base[:, columns[j]] * (1 - 2 * (stream[8 * length + j] & 1)) for j in range(length)], axis=1)
+
+
+def pick(
+    momenta: dict[int, np.ndarray], tensors: Tensors, chunk: int, k: int, transform: str, step: int
+) -> list[dict[int, float] | None]:
+    """Per chunk the largest coefficients of a momentum in the parameter domain; None where a tensor has none."""
+    picked: list[dict[int, float] | None] = []
+    for piece in chunks(tensors, chunk):
+        if piece.tensor not in momenta:
+            picked.append(None)
+            continue
+        block = momenta[piece.tensor].reshape(-1)[piece.positions].astype(np.float64)
+        count = piece.elements
+        if not is_dense(piece):
+            block = orthonormal(transform, piece.rows, step) @ block @ orthonormal(transform, piece.cols, step).T
+            count = kept_per_chunk(piece, k, chunk)
+        coefficients = block.ravel().tolist()
+        by_magnitude = sorted(range(piece.elements), key=lambda index: -abs(coefficients[index]))
+        picked.append({index: coefficients[index] for index in sorted(by_magnitude[:count])})
+    return picked
+
+
 # --- wire format ------------------------------------------------------------------------------------------------------
 
 

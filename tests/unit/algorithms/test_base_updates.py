@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from algorithms.apply import apply_update
 from algorithms.base_updates import BASE_UPDATES, orthogonal
 from algorithms.layout import CHUNKS, ParameterLayout, TensorSpec, is_dense
+from algorithms.settings import INEXACT_BASE_UPDATES
 from algorithms.transforms import TRANSFORMS, Transform
 from algorithms.updates import AggregateUpdate, UpdateCoefficients
 
@@ -270,3 +271,7 @@ def test_a_gpu_gives_the_bits_of_a_cpu(base_update: str, transform: Transform) -
             )
         results.append([flat.cpu().numpy().tobytes() for flat in parameters.values()])
     assert results[0] == results[1]
+
+
+def test_settings_know_which_base_updates_are_not_exact() -> None:
+    assert {name for name, base_update in BASE_UPDATES.items() if not base_update.exact} == INEXACT_BASE_UPDATES

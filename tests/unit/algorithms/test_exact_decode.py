@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from algorithms import decode as module
 from algorithms.decode import Inverse, Method, decode, known_answer, signs, values
 from algorithms.layout import is_dense
-from algorithms.sparsify import forward_dct, top_k
+from algorithms.sparsify import forward
 from algorithms.transforms import MAX_LENGTH, TRANSFORMS, Transform, basis
 from algorithms.updates import UpdateCoefficients
 
@@ -164,7 +164,7 @@ def test_sign_of_zero_is_positive_zero() -> None:
 def test_autocast_does_not_reach_the_products() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert_exact(worst_chunks(64, 64), Inverse())
-        assert forward_dct(torch.ones(1, 64, 64)).dtype == torch.float32
+        assert forward(torch.ones(1, 64, 64), "dct").dtype == torch.float32
 
 
 # --- known answer -----------------------------------------------------------------------------------------------------
@@ -261,24 +261,9 @@ def test_no_factor_of_the_values_is_near_a_rounding_tie() -> None:
 
 def test_decode_inverts_the_forward_transform() -> None:
     chunks = torch.randn(5, 40, 33, generator=torch.Generator().manual_seed(0))
-    coefficients = forward_dct(chunks).view(5, 40, 33)
+    coefficients = forward(chunks, "dct").view(5, 40, 33)
     step = coefficients.abs().max() / 127
     quantised = (coefficients / step).round().long().numpy()
     again = values(part_of(quantised), (40, 33), Inverse()).transpose(0, 1) * step
     error = (again - chunks).square().mean().sqrt()
     assert error < 0.02  # of values with deviation 1
-
-
-@pytest.mark.parametrize(
-    ("elements", "k"), [(4096, 32), (4096, 1), (4096, 128), (4096, 200), (1000, 9), (65, 1), (100, 100)]
-)
-def test_top_k_is_exact(elements: int, k: int) -> None:
-    values = torch.randn(40, elements, generator=torch.Generator().manual_seed(k))
-    found = top_k(values, k)
-    best = values.abs().topk(k, dim=1).indices.sort(dim=1).values
-    assert torch.equal(found, best)
-
-
-def test_top_k_of_equal_values_takes_distinct_places() -> None:
-    found = top_k(torch.ones(3, 4096), 32)
-    assert (found.diff(dim=1) > 0).all()
