@@ -202,7 +202,16 @@ class DeMo(torch.optim.Optimizer):
         lr, decay = (tuple(float(np.float32(number)) for number in numbers) for numbers in (rates, decays))
         halve = settings.outliers == "halve" and count > 1
         halvings = outlier_halvings(list(map(norm, contributions))) if halve else [0] * count
-        update = aggregate(contributions, self.layout, halvings) if contributions else None
+        update = None
+        if contributions:
+            update = aggregate(
+                contributions,
+                self.layout,
+                halvings,
+                average=settings.average,
+                tokens=tokens,
+                largest=settings.largest,
+            )
         return StepEntry(update, lr, decay, listed)
 
     def masters(self) -> list[Tensor]:

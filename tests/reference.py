@@ -388,33 +388,71 @@ def halvings(square: Fraction, lower_median: Fraction) -> int:
 
 
 def aggregate(
-    contributions: list[list[SentChunk | None]], halvings: list[int], codec: str, pieces: list[Chunk]
+    contributions: list[list[SentChunk | None]],
+    halvings: list[int],
+    codec: str | list[str],
+    pieces: list[Chunk],
+    *,
+    average: str = "contributors",
+    tokens: list[int] | None = None,
+    largest: int | None = None,
 ) -> list[ChunkUpdate | None]:
-    """Rule B3, chunk by chunk; None where the tensor has no value but zero (rule B8)."""
-    halved = [
-        [chunk and SentChunk(chunk.values, chunk.scale / 2**count) for chunk in contribution]
-        for contribution, count in zip(contributions, halvings, strict=True)
-    ]
-    columns = [[chunk for chunk in column if chunk and chunk.scale > 0] for column in zip(*halved, strict=True)]
-    update = [aggregate_chunk(sites, codec) for sites in columns]
+    """Rule B3, chunk by chunk; None where the tensor has no value but zero (rule B8). `codec` may be one per site."""
+    count = len(contributions)
+    codecs = [codec] * count if isinstance(codec, str) else codec
+    weights = token_weights(tokens) if average == "tokens" else [1.0] * count
+    update = []
+    for number, piece in enumerate(pieces):
+        sites = []
+        for contribution, own_codec, weight, halved in zip(contributions, codecs, weights, halvings, strict=True):
+            chunk = contribution[number]
+            if chunk and (scale := limited(chunk.scale * weight / 2**halved, own_codec)) > 0:
+                sites.append((chunk.values, scale, chunk_exponent(scale, own_codec)))
+        update.append(aggregate_chunk(sites, average, count, None if is_dense(piece) else largest))
     present = {piece.tensor for piece, chunk in zip(pieces, update, strict=True) if chunk.values}
     return [chunk if piece.tensor in present else None for piece, chunk in zip(pieces, update, strict=True)]
 
 
-def aggregate_chunk(sites: list[SentChunk], codec: str) -> ChunkUpdate:
-    exponent = max((chunk_exponent(site.scale, codec) for site in sites), default=0)
-    unit = Fraction(2) ** (22 - exponent)
+def token_weights(tokens: list[int]) -> list[float]:
+    """w * N / sum(w), rounded once; all zero if nobody has tokens."""
+    return [float(Fraction(own * len(tokens), sum(tokens))) if own else 0.0 for own in tokens]
+
+
+def aggregate_chunk(
+    sites: list[tuple[dict[int, int], float, int]], average: str, count: int, largest: int | None
+) -> ChunkUpdate:
+    """One chunk of (integers, scale, exponent) of each site that sent it, in a round of `count` contributions."""
+    exponent = max((site_exponent for _, _, site_exponent in sites), default=0)
     columns: dict[int, list[int]] = {}
-    for site in sites:
-        for index, q in site.values.items():
-            columns.setdefault(index, []).append(round(q * Fraction(site.scale) * unit))
-    means = {index: round(Fraction(sum(column), len(column))) for index, column in columns.items()}
-    return quantise({index: mean for index, mean in means.items() if mean}, exponent - 22)
+    for values, scale, _ in sites:
+        for index, q in values.items():
+            # the product is exact unless the scale has a weight; then it is rounded as a double
+            columns.setdefault(index, []).append(round(Fraction(q * scale) * Fraction(2) ** (22 - exponent)))
+    means = {index: average_of(column, average, count) for index, column in columns.items()}
+    first = sorted(means, key=lambda index: (-abs(means[index]), index))[:largest]
+    return quantise({index: means[index] for index in first if means[index]}, exponent - 22)
+
+
+def average_of(column: list[int], average: str, count: int) -> int:
+    """Nearest integer, ties to even, as `round` of a fraction is."""
+    if average == "median":
+        ordered = sorted(column)
+        return round(Fraction(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2], 2))
+    return round(Fraction(sum(column), count if average == "sites" else len(column)))
+
+
+VALUE_BITS = {"sign": 0, "int2": 2, "int4": 3, "int8": 7, "int16": 15}
+"""Bits of the largest integer of a codec; none for a sign."""
 
 
 def chunk_exponent(scale: float, codec: str) -> int:
     """The least E with scale < 2^E, plus the bits of the largest integer: none for sign."""
-    return math.frexp(scale)[1] + {"sign": 0, "int2": 2, "int4": 3, "int8": 7, "int16": 15}[codec]
+    return math.frexp(scale)[1] + VALUE_BITS[codec]
+
+
+def limited(scale: float, codec: str) -> float:
+    """Cut so that no exponent is above 120."""
+    return min(scale, 2.0 ** (119 - VALUE_BITS[codec]))
 
 
 def quantise(means: dict[int, int], exponent: int) -> ChunkUpdate:

@@ -272,6 +272,29 @@ def test_int8_has_seven_more_bits_of_exponent():
 
 
 @pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ChunkUpdate({0: 1, 1: -6}, -1, 4)),  # 2/3 and -3
+        ({"average": "sites"}, ChunkUpdate({0: 3, 1: -4}, -2, 4)),  # 2/3 and -1
+        ({"average": "median"}, ChunkUpdate({0: 2, 1: -6}, -1, 4)),  # 1 and -3
+        ({"average": "tokens", "tokens": [2, 1, 1]}, ChunkUpdate({0: 2, 1: -4}, -1, 4)),  # 3/4 and -9/4
+        ({"average": "tokens", "tokens": [0, 0, 0]}, None),
+        ({"largest": 1}, ChunkUpdate({1: -6}, -1, 4)),
+    ],
+)
+def test_averages(settings, expected):
+    # index 0 is sent as 1, 3 and -2; index 1 as -3 by one site
+    contributions = [[SentChunk({0: 1}, 1.0)], [SentChunk({0: 1, 1: -1}, 3.0)], [SentChunk({0: -1}, 2.0)]]
+    assert reference.aggregate(contributions, [0, 0, 0], "sign", ONE_CHUNK, **settings) == [expected]
+
+
+def test_median_of_two_is_their_mean_and_the_first_of_equals_is_kept():
+    contributions = [[SentChunk({4: 1, 9: 1}, 1.0)], [SentChunk({4: 1, 9: 1}, 3.0)]]
+    median = reference.aggregate(contributions, [0, 0], "sign", ONE_CHUNK, average="median", largest=1)
+    assert median == [ChunkUpdate({4: 4}, -1, 4)]
+
+
+@pytest.mark.parametrize(
     ("means", "expected"),
     [
         ({0: 7, 1: -7}, ChunkUpdate({0: 7, 1: -7}, 0, 4)),

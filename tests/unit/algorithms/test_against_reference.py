@@ -26,6 +26,7 @@ from algorithms.codec import (
 from algorithms.layout import CHUNKS, ParameterLayout, TensorSpec, canonical_name, kept
 from algorithms.momentum import Ownership, encode
 from algorithms.outer import nesterov, weighted_mean
+from algorithms.settings import Average
 from algorithms.transforms import TRANSFORMS, Transform
 from algorithms.updates import CODEC_LIMITS, AggregateUpdate, Codec, Coefficients, Indices, SparseUpdate
 from tests import reference
@@ -129,14 +130,15 @@ def random_contribution(
 
 def changed(update: SparseUpdate, *, sign: int = 1, scale: float = 1.0) -> SparseUpdate:
     parts = {
-        shape: replace(part, values=part.values * np.int8(sign), scales=part.scales * np.float32(scale))
+        shape: replace(part, values=part.values * part.values.dtype.type(sign), scales=part.scales * np.float32(scale))
         for shape, part in update.shapes.items()
     }
     return replace(update, shapes=parts)
 
 
 @st.composite
-def rounds(draw: Any, max_sites: int = 5) -> Round:
+def rounds(draw: Any, max_sites: int = 5, mixed: bool = False) -> Round:
+    """With `mixed` every site has a codec of its own."""
     layout = draw(layouts())
     k = draw(st.sampled_from([1, 2, 8, 32, 300, layout.chunk**2 // 2, layout.chunk**2]))
     codec = draw(st.sampled_from(CODECS))
@@ -147,7 +149,8 @@ def rounds(draw: Any, max_sites: int = 5) -> Round:
         if like == "new":
             kind = draw(st.sampled_from(["usual", "usual", "alike", "subnormal", "huge", "any"]))
             absent = draw(st.frozensets(st.integers(0, len(layout.tensors) - 1)))
-            contributions.append(random_contribution(layout, k, codec, kind, absent, rng))
+            own_codec = draw(st.sampled_from(sorted(CODEC_LIMITS))) if mixed else codec
+            contributions.append(random_contribution(layout, k, own_codec, kind, absent, rng))
         elif like == "opposite":
             contributions.append(changed(contributions[0], sign=-1))
         elif like == "equal":
@@ -287,21 +290,41 @@ def one_chunk(codec: Any, *contributions: tuple[list[int], float], k: int = 4096
     return Round(layout, k, codec, parts)
 
 
+@dataclass(frozen=True)
+class Rule:
+    """How a round is aggregated: arguments of `aggregate` and of the reference alike."""
+
+    average: Average = "contributors"
+    tokens: tuple[int, ...] | None = None
+    largest: int | None = None
+
+
+@st.composite
+def rules(draw: Any, sites: int) -> Rule:
+    average = draw(st.sampled_from(get_args(Average)))
+    tokens = st.lists(st.sampled_from([0, 1, 2, 3, 1000, 2**40 + 1]), min_size=sites, max_size=sites)
+    largest = draw(st.none() | st.sampled_from([1, 2, 5, 60, 148, 149, 600]))
+    return Rule(average, tuple(draw(tokens)) if average == "tokens" else None, largest)
+
+
+def expected_update(round_: Round, halvings: list[int], rule: Rule) -> list[ChunkUpdate | None]:
+    sent = [sent_chunks(update, round_.layout) for update in round_.contributions]
+    codecs: list[str] = [update.codec for update in round_.contributions]
+    return reference.aggregate(sent, halvings, codecs, pieces_of(round_.layout), **vars(rule))
+
+
 @thorough
-@example(one_chunk("int16", ([32767] * 70, 2.0**96)), False)  # the largest value that can be sent
-@example(one_chunk("int8", ([127] * 70, 2.0**96)), False)
-@example(one_chunk("sign", ([1] * 70, 2.0**-133)), False)  # and the smallest
-@example(one_chunk("int8", ([127] * 70, 2.0**96), ([-1] * 70, 2.0**-133)), True)
-@given(rounds(), st.booleans())
-def test_aggregate_is_the_same_value_by_value(round_: Round, arbitrary: bool) -> None:
+@example(one_chunk("int16", ([32767] * 70, 2.0**96)))  # the largest value that can be sent
+@example(one_chunk("int8", ([127] * 70, 2.0**96)))
+@example(one_chunk("sign", ([1] * 70, 2.0**-133)))  # and the smallest
+@example(one_chunk("int8", ([127] * 70, 2.0**96), ([-1] * 70, 2.0**-133)))
+@given(rounds())
+def test_a_round_is_the_same_value_by_value(round_: Round) -> None:
     layout, contributions = round_.layout, round_.contributions
-    sent = [sent_chunks(update, layout) for update in contributions]
     halvings = outlier_halvings([norm(update) for update in contributions])
-    assert halvings == reference.outlier_halvings(sent)
-    if arbitrary:
-        halvings = [(37 * number + 1) % 301 for number in range(len(sent))]
+    assert halvings == reference.outlier_halvings([sent_chunks(update, layout) for update in contributions])
     update = aggregate(contributions, layout, halvings)
-    expected = reference.aggregate(sent, halvings, round_.codec, pieces_of(layout))
+    expected = expected_update(round_, halvings, Rule())
     assert chunk_updates(update, layout) == expected
     arrays = pack_update(update, layout)
     assert reference.unpack_update(arrays, tensors_of(layout), layout.chunk) == expected
@@ -309,15 +332,28 @@ def test_aggregate_is_the_same_value_by_value(round_: Round, arbitrary: bool) ->
     assert digest_arrays(arrays) == reference.digest_arrays(arrays)
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
-def test_aggregate_in_several_tiles_of_a_large_tensor(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("algorithms.aggregate.TILE_KEYS", 100)
-    rng = np.random.default_rng(chunk)
-    layout = ParameterLayout([TensorSpec("x", (300, 150), 0), TensorSpec("y", (500,), 0)], chunk)
-    contributions = [random_contribution(layout, 8, "int8", "usual", frozenset(), rng) for _ in range(3)]
-    sent = [sent_chunks(update, layout) for update in contributions]
-    update = aggregate(contributions, layout, [0, 1, 0])
-    assert chunk_updates(update, layout) == reference.aggregate(sent, [0, 1, 0], "int8", pieces_of(layout))
+@thorough
+@given(rounds(mixed=True), st.data())
+def test_every_average_is_the_same_value_by_value(round_: Round, data: Any) -> None:
+    layout, contributions = round_.layout, round_.contributions
+    rule = data.draw(rules(len(contributions)))
+    count = st.lists(st.sampled_from([0, 0, 1, 7, 300]), min_size=len(contributions), max_size=len(contributions))
+    halvings = data.draw(count)
+    update = aggregate(contributions, layout, halvings, **vars(rule))
+    assert chunk_updates(update, layout) == expected_update(round_, halvings, rule)
+    assert_same(unpack_update(pack_update(update, layout), layout), update)
+
+
+@pytest.mark.parametrize("average", get_args(Average))
+@pytest.mark.parametrize(("sites", "k"), [(16, 40), (64, 8)])
+def test_many_sites(sites: int, k: int, average: Average) -> None:
+    rng = np.random.default_rng(sites)
+    layout = ParameterLayout([TensorSpec("x", (40, 40), 0), TensorSpec("y", (30,), 0)], 64)
+    codecs = [*sorted(CODEC_LIMITS)] * sites
+    contributions = [random_contribution(layout, k, codecs[i], "usual", frozenset(), rng) for i in range(sites)]
+    rule = Rule(average, tuple(range(1, sites + 1)) if average == "tokens" else None)
+    update = aggregate(contributions, layout, [0] * sites, **vars(rule))
+    assert chunk_updates(update, layout) == expected_update(Round(layout, k, "mixed", contributions), [0] * sites, rule)
 
 
 # --- apply ------------------------------------------------------------------------------------------------------------
