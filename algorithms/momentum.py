@@ -28,7 +28,7 @@ from algorithms.updates import AggregateUpdate, Codec, Coefficients, Shape, Spar
 __all__ = ["Ownership", "Picks", "encode", "pick", "subtract_sent", "subtract_update", "tile_limit", "tile_view"]
 
 LINE = 8
-"""Chunks in a row of the grid from which on they are multiplied where they lie, not gathered first."""
+"""Chunks in a row of the grid from which on a CPU multiplies them where they lie, without gathering them first."""
 
 MARKS = 1 << 20
 """Coefficients of an update marked at a time: 1 MiB."""
@@ -115,11 +115,11 @@ def _average(
         part.mul_(beta)
     elif both is None:
         part.view(gradient.shape).mul_(beta).add_(gradient, alpha=weight)
-    elif gradient.shape[2] < LINE or gradient.dtype != torch.float32:
+    elif gradient.shape[2] >= LINE and gradient.dtype == torch.float32 and gradient.device.type == "cpu":
+        add_forward(part, gradient.flatten(0, 1), both, tile.one, beta=beta, alpha=weight)
+    else:
         tile.two.view(gradient.shape).copy_(gradient)
         add_forward(part, tile.two[None], both, tile.one, beta=beta, alpha=weight)
-    else:
-        add_forward(part, gradient.flatten(0, 1), both, tile.one, beta=beta, alpha=weight)
 
 
 def _candidates(

@@ -295,41 +295,36 @@ def test_what_was_sent_and_is_listed_is_subtracted(
 
 @pytest.mark.parametrize("marks", [1, 1 << 20])
 def test_a_contribution_meets_an_update_of_other_chunks(marks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The update has chunks that this rank does not own, and lacks some that it does."""
+    """All chunks pick alike. The update has chunks that this rank does not own, and lacks some of its coefficients."""
     monkeypatch.setattr("algorithms.momentum.MARKS", marks)
-    layout = matrix_layout("dct", (64 * 7, 64))
-    whole = owned(layout)
-    full = everything(encode(*whole, random_gradients(layout, 0), beta=0.0, k=8, codec="sign"), layout)
-    part = full.shapes[64, 64]
-    keep = np.arange(7) != 3
-    each = np.repeat(keep, 8)
-    values = part.values.copy()
-    values[8 * 5 : 8 * 5 + 4] = 0
-    update = AggregateUpdate(
-        {
-            (64, 64): UpdateCoefficients(
-                part.chunks[keep],
-                part.counts[keep],
-                part.indices[each],
-                values[each],
-                part.exponents[keep],
-                part.bits[keep],
-            )
-        },
-        frozenset(),
+    layout = ParameterLayout([TensorSpec("w", (64 * 7, 64), 0)])
+    gradients = {0: torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).repeat(7, 1)}
+    full = everything(encode(*owned(layout), gradients, beta=0.0, k=8, codec="sign"), layout).shapes[64, 64]
+    ours = full.indices[:8].tolist()
+    assert full.indices.tolist() == 7 * ours
+    expected = dict.fromkeys(range(7), ours) | {3: [], 5: ours[4:], 6: ours[2:]}
+    listed = np.full(56, True)
+    listed[24:32] = False  # nothing of chunk 3, which is not in the update at all
+    listed[40:44] = False  # half of chunk 5
+    values = full.values.copy()
+    values[48:50] = 0  # two of chunk 6
+    chunks = np.arange(7) != 3
+    part = UpdateCoefficients(
+        full.chunks[chunks],
+        listed.reshape(7, 8).sum(axis=1)[chunks],
+        full.indices[listed],
+        values[listed],
+        full.exponents[chunks],
+        full.bits[chunks],
     )
     ownership, momentum = owned(layout, 1, 2)
-    sent = encode(ownership, momentum, random_gradients(layout, 0), beta=0.0, k=8, codec="int8")
+    sent = encode(ownership, momentum, gradients, beta=0.0, k=8, codec="int8")
     before = coefficients(ownership, momentum, 0)
-    subtract_sent(ownership, momentum, sent, update, 1.0)
+    subtract_sent(ownership, momentum, sent, AggregateUpdate({(64, 64): part}, frozenset()), 1.0)
     after = coefficients(ownership, momentum, 0)
-    changed = {chunk - int(part.chunks[0]): np.flatnonzero(after[chunk] != before[chunk]) for chunk in after}
-    mine = [number for number in changed if number >= 0]
-    assert 3 in mine
-    assert 5 in mine
-    for number in mine:
-        indices = part.indices.reshape(7, 8)[number].tolist()
-        assert changed[number].tolist() == ([] if number == 3 else indices[4:] if number == 5 else indices)
+    assert {3, 4, 5, 6} <= set(after) < set(range(7))
+    for chunk, values_after in after.items():
+        assert np.flatnonzero(values_after != before[chunk]).tolist() == expected[chunk]
 
 
 @quick
@@ -359,10 +354,12 @@ def test_an_update_is_subtracted_where_there_is_a_momentum(layout: ParameterLayo
         np.testing.assert_allclose(found[chunk], values, atol=1e-5)
 
 
+@pytest.mark.parametrize("tile", [4096, 1 << 20])
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_all_that_was_sent_and_listed_is_gone(transform: Transform) -> None:
+def test_all_that_was_sent_and_listed_is_gone(transform: Transform, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a value per coefficient (k = 1) and alpha 1; the others stay as they were, in the basis of the step."""
-    layout = ParameterLayout([TensorSpec("w", (140, 64), 0)], transform=transform)
+    monkeypatch.setattr("algorithms.ownership.TILE_ELEMENTS", tile)
+    layout = ParameterLayout([TensorSpec("w", (188, 64), 0)], transform=transform)
     ownership, momentum = owned(layout)
     sent = encode(ownership, momentum, random_gradients(layout, 0), beta=0.0, k=1, codec="int8", step=8)
     before = coefficients(ownership, momentum, 8)
