@@ -31,7 +31,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 bench: $(STAMP)
-	$(BIN)/isthmus bench $(ARGS)
+	$(BIN)/isthmus bench algorithms $(ARGS)
 
 e2e: $(STAMP)
 	bash deploy/e2e.sh

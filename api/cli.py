@@ -101,7 +101,7 @@ def agent(context: typer.Context) -> None:
     _become("site_agent", context.args)
 
 
-@app.command(context_settings=_PASS_ON, help="Measure the algorithms; `isthmus bench --help` lists the options.")
+@app.command(context_settings=_PASS_ON, help="Measure Isthmus here; `isthmus bench --help` lists what of it.")
 def bench(context: typer.Context) -> None:
     _become("site_agent.bench", context.args)
 

@@ -1,0 +1,36 @@
+"""The sub-commands of `isthmus bench`: figures on stdout, progress on stderr."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from site_agent.bench.algorithms import FULL, QUICK, measure
+from site_agent.bench.report import print_report
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure Isthmus on this machine.")
+progress = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
+Quick = Annotated[bool, typer.Option("--quick", help="small shapes and few rounds: a check, not a measurement")]
+
+
+@app.callback()
+def bench() -> None:
+    """Measure Isthmus on this machine."""
+
+
+@app.command()
+def algorithms(as_json: AsJson = False, quick: Quick = False) -> None:
+    """CPU time, memory and bytes of the algorithms, beside the textbook way of doing the same."""
+    figures = measure(QUICK if quick else FULL, lambda text: progress.print(text, style="dim", highlight=False))
+    if as_json:
+        sys.stdout.write(json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    else:
+        print_report(figures, Console())
+
+
+if __name__ == "__main__":
+    app(prog_name="isthmus bench")
