@@ -175,7 +175,11 @@ def _memory(plan: Plan) -> tuple[Figures, Figures]:
 def _bytes(plan: Plan) -> tuple[Figures, Figures]:
     trained = train(*plan.model)
     sizes = {f"k{k}": bytes_per_coefficient(ours.Site(trained.layout, k, trained.momentum)) for k in KS}
-    top = {"bytes_per_coefficient_default": sizes["k32"][ours.DEFAULT_CODEC]["packed"]}
+    top = {
+        "bytes_per_coefficient_default": sizes["k32"][ours.DEFAULT_CODEC]["packed"],
+        "bytes_per_coefficient_compact": sizes["k32"][ours.DEFAULT_CODEC]["compact"],
+        "bytes_per_coefficient_compact_k8": sizes["k8"][ours.DEFAULT_CODEC]["compact"],
+    }
     return top, {
         "parameters": trained.layout.parameter_count,
         "steps": len(trained.losses),

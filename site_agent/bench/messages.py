@@ -4,7 +4,7 @@ from typing import get_args
 
 from algorithms.codec import pack_contribution
 from algorithms.layout import ParameterLayout
-from algorithms.updates import Codec, SparseUpdate
+from algorithms.updates import Codec, Indices, SparseUpdate
 from api.payload import encode_message
 from api.schemas import PROTOCOL_VERSION, ContributionHeader, Position
 from site_agent.bench import ours
@@ -22,11 +22,13 @@ def bytes_per_coefficient(site: ours.Site) -> dict[str, dict[str, float]]:
     for codec in get_args(Codec):
         sent = site.encode({}, codec=codec, beta=1.0)
         coefficients = sum(part.values.size for part in sent.shapes.values())
-        found[codec] = {"packed": rounded(len(_message(sent, site.layout, site.k)) / coefficients)}
+        found[codec] = {
+            form: rounded(len(_message(sent, site.layout, site.k, form)) / coefficients) for form in get_args(Indices)
+        }
     return found
 
 
-def _message(sent: SparseUpdate, layout: ParameterLayout, k: int) -> bytes:
+def _message(sent: SparseUpdate, layout: ParameterLayout, k: int, indices: Indices) -> bytes:
     header = ContributionHeader(
         version=PROTOCOL_VERSION,
         run="bench-0123456789",
@@ -42,5 +44,5 @@ def _message(sent: SparseUpdate, layout: ParameterLayout, k: int) -> bytes:
         parts=1,
         absent=[layout.tensors[index].name for index in sorted(sent.absent)],
     )
-    arrays = pack_contribution(sent, layout, sent.codec)
+    arrays = pack_contribution(sent, layout, sent.codec, indices)
     return encode_message("contribution", header.model_dump(mode="json"), arrays)

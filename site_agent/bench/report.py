@@ -17,6 +17,8 @@ HEADLINES = {
     "aggregate_extra_mb_n4_k8": "aggregate, k 8, 4 sites: MB in addition",
     "aggregate_textbook_extra_mb_n4_k8": "the textbook's",
     "bytes_per_coefficient_default": "bytes per coefficient, as sent, k 32",
+    "bytes_per_coefficient_compact": "the same with compact indices",
+    "bytes_per_coefficient_compact_k8": "the same, k 8",
     "encode_over_floor_k8": "encode, k 8: times as long as its matrix products",
     "decode_over_floor_k32": "decode and apply, k 32: times as long as its matrix products",
 }

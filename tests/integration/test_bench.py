@@ -25,6 +25,8 @@ HEADLINES = [
     "aggregate_extra_mb_n4_k8",
     "aggregate_textbook_extra_mb_n4_k8",
     "bytes_per_coefficient_default",
+    "bytes_per_coefficient_compact",
+    "bytes_per_coefficient_compact_k8",
     "encode_over_floor_k8",
     "decode_over_floor_k32",
 ]
