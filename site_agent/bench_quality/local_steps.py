@@ -72,7 +72,7 @@ class SparseLoCo:
         self,
         sites: Sites,
         *,
-        every: int = 50,
+        every: int = 15,
         k: int = 128,
         codec: Codec,
         beta: float = 0.95,

@@ -2,13 +2,15 @@
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -45,7 +47,7 @@ def outcomes(runs: Sequence[Run], jobs: int, results: Path | None) -> list[Outco
 
 
 def _train_all(runs: Sequence[Run], jobs: int, finished: Callable[[int, Run, Outcome], None]) -> None:
-    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker) as pool:
         futures = {pool.submit(train, run): run for run in runs}
         try:
             for number, future in enumerate(as_completed(futures), 1):
@@ -53,6 +55,19 @@ def _train_all(runs: Sequence[Run], jobs: int, finished: Callable[[int, Run, Out
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _start_worker() -> None:
+    """One thread; and an end when the parent has ended, however it has."""
+    torch.set_num_threads(1)
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=follow, daemon=True).start()
 
 
 def _key(run: Run) -> str:
@@ -65,8 +80,10 @@ def _line(run: Run, outcome: Outcome) -> str:
 
 
 def _read(path: Path) -> dict[str, Outcome]:
-    """Run, as canonical JSON, -> outcome. A last line without an end was cut off, and does not count."""
-    *lines, _ = path.read_text().split("\n")
+    """Run, as canonical JSON, -> outcome. A last line without an end was cut off: it is removed."""
+    *lines, rest = path.read_text().split("\n")
+    if rest:
+        path.write_text("".join(line + "\n" for line in lines))
     records: list[dict[str, Any]] = [json.loads(line) for line in lines]
     return {canonical_json(record["run"]): _outcome(**record["outcome"]) for record in records}
 
