@@ -25,10 +25,10 @@ _REFERENCE = {"subtract": "local", "alpha": 1.0, "beta": 0.999}
 
 ROWS = (
     Row("adamw-ddp", "adamw", 3e-3),
-    Row("muon-ddp", "muon", 6e-3),
+    Row("muon-ddp", "muon", 12e-3),
     Row("powersgd rank 1", "powersgd", 3e-3, {"rank": 1}),
     Row("powersgd rank 4", "powersgd", 3e-3, {"rank": 4}),
-    Row("diloco", "diloco", 3e-3),
+    Row("diloco", "diloco", 6e-3),
     Row("sparseloco", "sparseloco", 3e-3, {"codec": "int2"}),
     Row(YARDSTICK, "float32", 1e-3, {"k": 32}),
     Row("demo sign", "demo", 1e-3, {"codec": "sign"}),

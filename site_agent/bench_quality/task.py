@@ -44,13 +44,6 @@ class Task:
         crops = _tiny_lm("data").even_crops(_corpus(self.context).held_out, _HELD_OUT_SEQUENCES, self.context)
         return float(model(torch.from_numpy(crops)))
 
-    def unigram_loss(self) -> float:
-        """The loss of a model that knows nothing but how frequent each byte is."""
-        data = _tiny_lm("data")
-        corpus = _corpus(self.context)
-        crops = data.even_crops(corpus.held_out, _HELD_OUT_SEQUENCES, self.context)
-        return float(data.unigram_loss(corpus.training, crops))
-
 
 def _tiny_lm(name: str) -> Any:
     """A module of the example, which is in a clone of the repository and in no installed package."""

@@ -20,6 +20,8 @@ from algorithms.updates import SparseUpdate
 from site_agent import AllGather
 from site_agent.bench_quality.demo_sites import Round
 
+pytestmark = pytest.mark.timeout(900)  # for a machine that has much else to do
+
 RANKS = 4
 STEPS = 6
 POISONED = {2: (1,), 4: (0, 1, 2, 3)}
