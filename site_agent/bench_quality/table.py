@@ -1,0 +1,56 @@
+"""The rows of the quality table: a method, its settings, and a learning rate swept beforehand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["ROWS", "YARDSTICK", "Row", "choose"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """`settings` are those of the method: for `demo` the keyword arguments of `DeMo(...)`."""
+
+    name: str
+    method: str
+    lr: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+YARDSTICK = "demo float32"
+"""The row with which all others are compared."""
+
+_PAPER = {"subtract": "aggregate", "alpha": 0.2, "beta": 0.999}
+_REFERENCE = {"subtract": "local", "alpha": 1.0, "beta": 0.999}
+
+ROWS = (
+    Row("adamw-ddp", "adamw", 3e-3),
+    Row("muon-ddp", "muon", 12e-3),
+    Row("powersgd rank 1", "powersgd", 3e-3, {"rank": 1}),
+    Row("powersgd rank 4", "powersgd", 3e-3, {"rank": 4}),
+    Row("diloco", "diloco", 6e-3),
+    Row("sparseloco", "sparseloco", 3e-3, {"codec": "int2"}),
+    Row(YARDSTICK, "float32", 1e-3, {"k": 32}),
+    Row("demo sign", "demo", 1e-3, {"codec": "sign"}),
+    Row("demo int2", "demo", 1e-3, {"codec": "int2"}),
+    Row("demo int4", "demo", 1e-3, {"codec": "int4"}),
+    Row("demo int8", "demo", 1e-3, {"codec": "int8"}),
+    Row("demo int16", "demo", 1e-3, {"codec": "int16"}),
+    Row("demo k=8", "demo", 1e-3, {"k": 8}),
+    Row("demo k=128", "demo", 1e-3, {"k": 128}),
+    Row("demo paper", "demo", 1e-3, _PAPER),
+    Row("demo reference", "demo", 1e-3, _REFERENCE),
+    Row("demo adam", "demo", 1e-3, {"base_update": "adam"}),
+    Row("demo hadamard", "demo", 1e-3, {"transform": "hadamard"}),
+    Row("demo random", "demo", 1e-3, {"transform": "random"}),
+    Row("demo identity", "demo", 1e-3, {"transform": "identity"}),
+)
+
+
+def choose(names: Sequence[str]) -> list[Row]:
+    """The rows of these names, all if there are none. Raises ValueError on a name that is not in the table."""
+    rows = {row.name: row for row in ROWS}
+    unknown = [name for name in names if name not in rows]
+    if unknown:
+        raise ValueError(f"no rows {', '.join(unknown)}; there are {', '.join(rows)}")
+    return [rows[name] for name in names or rows]
