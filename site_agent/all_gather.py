@@ -100,7 +100,9 @@ def _pack(optimizer: DeMo, contribution: SparseUpdate | None) -> bytes:
         return _ABSTAINS
     layout = optimizer.layout
     absent = [layout.tensors[index].name for index in sorted(contribution.absent)]
-    return encode_message("shard", {"absent": absent}, pack_contribution(contribution, layout, optimizer.codec))
+    return encode_message(
+        "shard", {"absent": absent}, pack_contribution(contribution, layout, optimizer.settings.codec)
+    )
 
 
 def _merged(optimizer: DeMo, shards: Sequence[bytes]) -> SparseUpdate:
@@ -112,8 +114,8 @@ def _merged(optimizer: DeMo, shards: Sequence[bytes]) -> SparseUpdate:
             unpack_contribution(
                 arrays,
                 optimizer.layout,
-                codec=optimizer.codec,
-                k=optimizer.k,
+                codec=optimizer.settings.codec,
+                k=optimizer.settings.k,
                 absent=header["absent"],
                 chunks=optimizer.layout.shard(rank, len(shards)),
             )

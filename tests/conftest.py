@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from api.client import CoordinatorClient
@@ -15,6 +16,9 @@ from api.simulate import Simulation, services, wait_for_sites
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120.0
+
+hypothesis.settings.register_profile("isthmus", deadline=None)  # machines are noisy: no test is about time
+hypothesis.settings.load_profile("isthmus")
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from site_agent.bench.algorithms import FULL, QUICK, measure
+from site_agent.bench.quality.command import quality
 from site_agent.bench.report import print_report
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure Isthmus on this machine.")
@@ -30,6 +31,9 @@ def algorithms(as_json: AsJson = False, quick: Quick = False) -> None:
         sys.stdout.write(json.dumps(figures, indent=2, allow_nan=False) + "\n")
     else:
         print_report(figures, Console())
+
+
+app.command()(quality)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class Plan:
 FULL = Plan(
     layout=(12, 768, 50304),
     memory=(16, 1024, 50304),
-    model=(8, 512, 20),
+    model=(12, 512, 40),
     rounds=4,
     aggregate_sites=(2, 4, 8, 16),
     growth_ks=(1, 8, 32, 128),

@@ -38,6 +38,7 @@ def _message(sent: SparseUpdate, layout: ParameterLayout, k: int, indices: Indic
         position=Position(seq=1000, hash=layout.digest),
         layout=layout.digest,
         codec=sent.codec,
+        indices=indices,
         k=k,
         tokens=8192,
         part=0,

@@ -1,6 +1,5 @@
 """Our side of the comparison: whatever the bench calls of the algorithms, it calls here."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms import DeMo
+from algorithms import Settings
 from algorithms.aggregate import aggregate
 from algorithms.apply import apply_update
 from algorithms.codec import VALUE_LIMITS, quantise
@@ -19,7 +18,7 @@ from site_agent.bench.textbook import BETA, Picks, single_block
 
 __all__ = ["DEFAULT_CODEC", "Site", "apply", "as_eight_bits", "made_up", "mean", "picks_of"]
 
-DEFAULT_CODEC: Codec = inspect.signature(DeMo).parameters["codec"].default
+DEFAULT_CODEC: Codec = Settings().codec
 
 
 class Site:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from algorithms import DeMo, StepEntry
 from algorithms.updates import SparseUpdate
 from site_agent import AllGather
-from site_agent.bench_quality.demo_sites import Round
+from site_agent.bench.quality.demo_sites import Round
 
 pytestmark = pytest.mark.timeout(900)  # for a machine that has much else to do
 

@@ -11,9 +11,9 @@ import typer
 from typer.testing import CliRunner
 
 from algorithms.traffic import contribution_bytes, ddp_bytes
-from site_agent.bench_quality.command import quality
-from site_agent.bench_quality.float32 import layout_of
-from site_agent.bench_quality.task import Task
+from site_agent.bench.quality.command import quality
+from site_agent.bench.quality.float32 import layout_of
+from site_agent.bench.quality.task import Task
 from tests.conftest import ROOT
 
 STEPS = 20
@@ -29,7 +29,7 @@ COMMAND += ["--seeds", "1", "--jobs", "1", "--methods", ROWS]
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The file of results and the table."""
     results = tmp_path_factory.mktemp("quality") / "results"
-    command = [sys.executable, "-m", "site_agent.bench_quality", *COMMAND, "--results", str(results), "--json"]
+    command = [sys.executable, "-m", "site_agent.bench", "quality", *COMMAND, "--results", str(results), "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return results, json.loads(done.stdout)

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from site_agent.bench_quality.report import markdown, summary, sweep_markdown
-from site_agent.bench_quality.runs import outcomes
-from site_agent.bench_quality.table import YARDSTICK, Row, choose
-from site_agent.bench_quality.task import Task
-from site_agent.bench_quality.train import Outcome, Run, check
+from site_agent.bench.quality.report import markdown, summary, sweep_markdown
+from site_agent.bench.quality.runs import outcomes
+from site_agent.bench.quality.table import YARDSTICK, Row, choose
+from site_agent.bench.quality.task import Task
+from site_agent.bench.quality.train import Outcome, Run, check
 
 __all__ = ["quality"]
 

@@ -13,9 +13,10 @@ from algorithms.codec import Codec, index_bits, quantise
 from algorithms.grid import Block
 from algorithms.outer import nesterov, weighted_mean
 from algorithms.schedule import outer_due
-from site_agent.bench_quality.averaging import adamw
-from site_agent.bench_quality.float32 import block_view, layout_of, pick, tensors_of
-from site_agent.bench_quality.method import Sites, set_rate
+from algorithms.updates import CODEC_BITS
+from site_agent.bench.quality.averaging import adamw
+from site_agent.bench.quality.float32 import block_view, layout_of, pick, tensors_of
+from site_agent.bench.quality.method import Sites, set_rate
 
 __all__ = ["DiLoCo", "SparseLoCo"]
 
@@ -112,8 +113,8 @@ class SparseLoCo:
         places = pick(rows, self._k, self._layout.chunk)
         values, scales = quantise(rows.gather(1, places).numpy(), self._codec)
         if counted:
-            bits = {"sign": 1, "int2": 2, "int4": 4, "int8": 8, "int16": 16}[self._codec]
-            self.sent += packed_size(values.size, index_bits(block.elements)) + packed_size(values.size, bits)
+            self.sent += packed_size(values.size, index_bits(block.elements))
+            self.sent += packed_size(values.size, CODEC_BITS[self._codec])
             self.sent += 2 * scales.size
         return places, torch.from_numpy(values * scales[:, None])
 

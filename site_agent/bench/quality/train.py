@@ -16,13 +16,13 @@ from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
 from algorithms.schedule import learning_rate
-from site_agent.bench_quality.averaging import Averaging, PowerSGD, adamw, muon_and_adamw
-from site_agent.bench_quality.demo_sites import DeMoSites
-from site_agent.bench_quality.float32 import Float32DeMo
-from site_agent.bench_quality.local_steps import DiLoCo, SparseLoCo
-from site_agent.bench_quality.method import Method, Sites
-from site_agent.bench_quality.table import Row
-from site_agent.bench_quality.task import Task
+from site_agent.bench.quality.averaging import Averaging, PowerSGD, adamw, muon_and_adamw
+from site_agent.bench.quality.demo_sites import DeMoSites
+from site_agent.bench.quality.float32 import Float32DeMo
+from site_agent.bench.quality.local_steps import DiLoCo, SparseLoCo
+from site_agent.bench.quality.method import Method, Sites
+from site_agent.bench.quality.table import Row
+from site_agent.bench.quality.task import Task
 
 __all__ = ["METHODS", "Outcome", "Run", "check", "train"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from api.payload import canonical_json
-from site_agent.bench_quality.train import Outcome, Run, train
+from site_agent.bench.quality.train import Outcome, Run, train
 
 __all__ = ["outcomes"]
 

@@ -14,11 +14,11 @@ from torch.nn.utils import parameters_to_vector
 
 from algorithms.layout import ParameterLayout
 from algorithms.traffic import contribution_bytes
-from site_agent.bench_quality.averaging import Averaging, adamw, muon_and_adamw
-from site_agent.bench_quality.demo_sites import DeMoSites
-from site_agent.bench_quality.float32 import Float32DeMo, layout_of
-from site_agent.bench_quality.local_steps import DiLoCo, SparseLoCo
-from site_agent.bench_quality.method import Method, Sites
+from site_agent.bench.quality.averaging import Averaging, adamw, muon_and_adamw
+from site_agent.bench.quality.demo_sites import DeMoSites
+from site_agent.bench.quality.float32 import Float32DeMo, layout_of
+from site_agent.bench.quality.local_steps import DiLoCo, SparseLoCo
+from site_agent.bench.quality.method import Method, Sites
 
 SITES = 3
 

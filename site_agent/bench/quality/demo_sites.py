@@ -13,7 +13,7 @@ from algorithms import DeMo
 from algorithms.codec import pack_contribution
 from algorithms.demo import StepEntry
 from algorithms.updates import SparseUpdate
-from site_agent.bench_quality.method import Sites, set_rate
+from site_agent.bench.quality.method import Sites, set_rate
 
 __all__ = ["DeMoSites", "Round"]
 
@@ -34,7 +34,8 @@ class Round:
     def __call__(self, site: int, optimizer: DeMo, contribution: SparseUpdate | None) -> StepEntry:
         self._contributions[site] = contribution
         if site == 0 and contribution is not None:
-            arrays = pack_contribution(contribution, optimizer.layout, optimizer.codec)
+            settings = optimizer.settings
+            arrays = pack_contribution(contribution, optimizer.layout, settings.codec, settings.indices)
             self.sent += sum(array.nbytes for array in arrays.values())
         if self._barrier.wait() == 0:
             sent = [contribution for contribution in self._contributions if contribution is not None]

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from site_agent.bench_quality.train import Outcome
+from site_agent.bench.quality.train import Outcome
 
 __all__ = ["Summary", "markdown", "summary", "sweep_markdown"]
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn, optim
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from site_agent.bench_quality.method import Sites, set_rate
+from site_agent.bench.quality.method import Sites, set_rate
 
 __all__ = ["Averaging", "PowerSGD", "adamw", "muon_and_adamw"]
 

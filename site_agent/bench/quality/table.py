@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from algorithms import preset
+
 __all__ = ["ROWS", "YARDSTICK", "Row", "choose"]
 
 
@@ -20,9 +22,6 @@ class Row:
 YARDSTICK = "demo float32"
 """The row with which all others are compared."""
 
-_PAPER = {"subtract": "aggregate", "alpha": 0.2, "beta": 0.999}
-_REFERENCE = {"subtract": "local", "alpha": 1.0, "beta": 0.999}
-
 ROWS = (
     Row("adamw-ddp", "adamw", 3e-3),
     Row("muon-ddp", "muon", 12e-3),
@@ -38,12 +37,14 @@ ROWS = (
     Row("demo int16", "demo", 1e-3, {"codec": "int16"}),
     Row("demo k=8", "demo", 1e-3, {"k": 8}),
     Row("demo k=128", "demo", 1e-3, {"k": 128}),
-    Row("demo paper", "demo", 1e-3, _PAPER),
-    Row("demo reference", "demo", 1e-3, _REFERENCE),
+    Row("demo paper", "demo", 1e-3, preset("paper")),
+    Row("demo reference", "demo", 1e-3, preset("reference")),
     Row("demo adam", "demo", 1e-3, {"base_update": "adam"}),
     Row("demo hadamard", "demo", 1e-3, {"transform": "hadamard"}),
     Row("demo random", "demo", 1e-3, {"transform": "random"}),
     Row("demo identity", "demo", 1e-3, {"transform": "identity"}),
+    Row("demo sgd", "demo", 1e-3, {"base_update": "sgd"}),
+    Row("demo muon", "demo", 1e-3, {"base_update": "muon"}),
 )
 
 

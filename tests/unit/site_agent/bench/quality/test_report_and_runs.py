@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from site_agent.bench_quality import runs
-from site_agent.bench_quality.report import markdown, summary, sweep_markdown
-from site_agent.bench_quality.runs import outcomes
-from site_agent.bench_quality.table import ROWS, YARDSTICK, Row, choose
-from site_agent.bench_quality.task import Task
-from site_agent.bench_quality.train import METHODS, Outcome, Run, check
+from site_agent.bench.quality import runs
+from site_agent.bench.quality.report import markdown, summary, sweep_markdown
+from site_agent.bench.quality.runs import outcomes
+from site_agent.bench.quality.table import ROWS, YARDSTICK, Row, choose
+from site_agent.bench.quality.task import Task
+from site_agent.bench.quality.train import METHODS, Outcome, Run, check
 
 
 def losses(*values: float) -> list[Outcome]:

@@ -12,9 +12,8 @@ from algorithms.bits import packed_size
 from algorithms.codec import index_bits
 from algorithms.grid import Block
 from algorithms.layout import ParameterLayout, TensorSpec, is_dense, kept
-from algorithms.sparsify import top_k
 from algorithms.transforms import Transform, basis
-from site_agent.bench_quality.method import Sites
+from site_agent.bench.quality.method import Sites
 
 __all__ = ["Float32DeMo", "block_view", "layout_of", "pick", "tensors_of"]
 
@@ -41,7 +40,7 @@ def pick(rows: Tensor, k: int, chunk: int) -> Tensor:
     elements = rows.shape[1]
     if is_dense(elements):
         return torch.arange(elements).expand(len(rows), elements)
-    return top_k(rows, kept(k, elements, chunk))
+    return rows.abs().topk(kept(k, elements, chunk), dim=1).indices
 
 
 class Float32DeMo:
