@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,10 +10,9 @@ from torch import nn
 
 from algorithms import DeMo
 from algorithms.optimizer_state import DTYPES
+from algorithms.settings import BaseUpdateName
+from algorithms.transforms import Transform
 from tests.unit.algorithms.sites import Odd, backward, odd, same, values
-
-BASE_UPDATES = ("signum",)
-TRANSFORMS = ("dct",)
 
 
 def train(model: Odd, optimizer: DeMo, seeds: range) -> None:
@@ -37,8 +36,8 @@ def assert_equal(one: Odd, mine: DeMo, other: Odd, theirs: DeMo) -> None:
     assert (mine.steps, mine.skipped_steps) == (theirs.steps, theirs.skipped_steps)
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("base_update", BASE_UPDATES)
+@pytest.mark.parametrize("transform", get_args(Transform))
+@pytest.mark.parametrize("base_update", get_args(BaseUpdateName))
 @pytest.mark.parametrize("settings", [{}, {"codec": "int8", "subtract": "aggregate", "alpha": 0.5}])
 def test_save_load_continue_is_bit_equal(
     settings: dict[str, Any], base_update: Any, transform: Any, tmp_path: Path
