@@ -155,9 +155,9 @@ def _finish(
     indices, values = tile.indices, tile.values
     if is_dense(elements):
         rows, columns = np.nonzero(tile.values)
-        values = np.zeros((tile.values.shape[0], elements))
-        values[rows, tile.indices[rows, columns].astype(np.int64)] = tile.values[rows, columns]
-        indices = np.broadcast_to(np.arange(elements, dtype=np.float64), values.shape)
+        values = np.zeros((tile.values.shape[0], elements), np.int32)
+        values[rows, tile.indices[rows, columns]] = tile.values[rows, columns]
+        indices = np.broadcast_to(np.arange(elements, dtype=np.uint16), values.shape)
     elif largest is not None:
         keep_largest(values, largest)
     rounded, shifted, bits = requantise(values, exponents[tile.rows] - FRACTION_BITS)
@@ -165,7 +165,7 @@ def _finish(
     return UpdateCoefficients(
         chunks=numbers[tile.rows],
         counts=np.einsum("ij->i", keep, dtype=np.int32).astype(np.int64),
-        indices=indices[keep].astype(np.uint16),
+        indices=indices[keep],
         values=rounded[keep],
         exponents=shifted,
         bits=bits,

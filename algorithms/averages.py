@@ -1,11 +1,11 @@
 """The averages of the coefficients that the sites of a round sent, tile by tile (rules B3, B12). numpy only.
 
-A coefficient is an integer of up to 2^22 in magnitude. Of each chunk the coefficients of all sites are sorted as keys
-`index * 2^24 + integer`, so that those of one index are neighbours, the smallest first. Sites choose nearly disjoint
+A coefficient is an integer of up to 2^22 in magnitude. Of each chunk the coefficients of all sites are sorted as keys,
+the index above the integer, so that those of one index are neighbours, the smallest first. Sites choose nearly disjoint
 coefficients: few have a neighbour to be averaged with, and the rest is left as it is.
 
-Everything is exact in float64, hence the same in whatever order the sites come: keys and sums are integers below
-2^53; a quotient of up to 2^22 is either a tie, which float64 holds, or at least `1 / (2 * divisor)` away from one.
+Everything is exact, hence the same in whatever order the sites come: float64 holds the sums, and a quotient of up to
+2^22 is either a tie, which float64 holds, too, or at least `1 / (2 * divisor)` away from one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,11 @@ __all__ = ["FRACTION_BITS", "SentChunks", "Tile", "average_tiles"]
 FRACTION_BITS = 22
 """A site's integer is at most 2^22: `|q| * scale < 2^E`, and E is the largest of the sites'."""
 
-KEY = 2.0 ** (FRACTION_BITS + 2)
+KEY = np.dtype("<i8")
+"""The index in the upper 32 bits, the integer plus BIAS in the lower ones."""
+
+BIAS = np.int32(1 << FRACTION_BITS)
+"""Makes integers positive, so that keys of one index are in their order."""
 
 TILE_KEYS = 1 << 16
 """Keys sorted at a time: 512 KiB, which stays in cache."""
@@ -47,9 +51,9 @@ class Tile:
 
     rows: slice
     """Positions among the chunks of the aggregate."""
-    indices: NDArray[np.float64]
-    """(m, w) integers that ascend along a row; they are those of coefficients where the value is not 0."""
-    values: NDArray[np.float64]
+    indices: NDArray[np.uint16]
+    """(m, w) positions in the chunk, ascending along a row where `values` is not 0."""
+    values: NDArray[np.int32]
     """(m, w) integers; 0 also where nothing was sent and for all but the first of equal indices."""
 
 
@@ -64,48 +68,55 @@ def average_tiles(
     size = max(1, TILE_KEYS // max(1, width))
     for start in range(0, chunks, size):
         rows = range(start, min(start + size, chunks))
-        keys = _sorted_keys(sites, rows, elements, width)
-        indices = keys * (1 / KEY)
-        np.rint(indices, out=indices)
-        keys -= indices * KEY
-        values = keys
-        _average_equals(indices.reshape(-1), values.reshape(-1), width, average)
-        if average == "sites":
-            values = np.rint(values / count)
+        halves = _halves(_sorted_keys(sites, rows, elements, width))
+        indices, values = halves[:, :, 1].astype(np.uint16), halves[:, :, 0] - BIAS
+        _average_equals(indices.reshape(-1), values.reshape(-1), width, average, count)
         yield Tile(slice(rows.start, rows.stop), indices, values)
 
 
-def _sorted_keys(sites: Sequence[SentChunks], rows: range, elements: int, width: int) -> NDArray[np.float64]:
-    """Keys (m, width) of some rows, each row ascending; where nothing was sent, of 0 at indices beyond all others."""
+def _sorted_keys(sites: Sequence[SentChunks], rows: range, elements: int, width: int) -> NDArray[np.int64]:
+    """Keys (m, width) of some rows, each row ascending; where nothing was sent, of 0 at indices beyond all others,
+    which differ from each other so as not to be averaged."""
     parts = [slice(*np.searchsorted(site.rows, (rows.start, rows.stop))) for site in sites]
-    keys = np.empty((len(rows), width))
+    keys = np.empty((len(rows), width), KEY)
     if any(part.stop - part.start < len(rows) for part in parts):
-        keys[:] = np.arange(elements, elements + width) * KEY
+        beyond = elements + np.arange(width) % ((1 << 16) - elements)
+        keys[:] = (beyond << 32) + BIAS
+    halves = _halves(keys)
     column = 0
     for site, part in zip(sites, parts, strict=True):
-        found = site.values[part] * site.scales[part, None]
-        np.rint(found, out=found)
-        found += site.indices[part] * KEY
-        mine = slice(None) if len(found) == len(rows) else site.rows[part] - rows.start
-        keys[mine, column : column + found.shape[1]] = found
-        column += found.shape[1]
+        integers = site.values[part] * site.scales[part, None]
+        np.rint(integers, out=integers)
+        integers += BIAS
+        mine = slice(None) if len(integers) == len(rows) else site.rows[part] - rows.start
+        columns = slice(column, column + integers.shape[1])
+        halves[mine, columns, 0] = integers
+        halves[mine, columns, 1] = site.indices[part]
+        column = columns.stop
     keys.sort(axis=1)
     return keys
 
 
-def _average_equals(indices: NDArray[np.float64], values: NDArray[np.float64], width: int, average: Average) -> None:
-    """Gives the first of equal indices in a row the average of their values (`sites`: the sum), the others 0."""
+def _halves(keys: NDArray[np.int64]) -> NDArray[np.int32]:
+    """A view (m, w, 2) of keys (m, w): the integer with its bias, and the index."""
+    return keys.view("<i4").reshape(*keys.shape, 2)
+
+
+def _average_equals(
+    indices: NDArray[np.uint16], values: NDArray[np.int32], width: int, average: Average, count: int
+) -> None:
+    """Gives the first of equal indices in a row of so many the average of their values, and the others 0."""
     later = np.flatnonzero(indices[1:] == indices[:-1]) + 1
     later = later[later % width != 0]
-    if not later.size:
-        return
     runs = np.flatnonzero(np.diff(later, prepend=-1) != 1)
     first = later[runs] - 1
-    counts = np.diff(runs, append=later.size) + 1
+    sent = np.diff(runs, append=later.size) + 1
     if average == "median":
-        middle = values[first + (counts - 1) // 2] + values[first + counts // 2]
-        values[first] = np.rint(middle / 2)
+        averages = (values[first + (sent - 1) // 2] + values[first + sent // 2]) / 2
     else:
-        sums = values[first] + np.add.reduceat(values[later], runs)
-        values[first] = sums if average == "sites" else np.rint(sums / counts)
+        sums = values[first] + np.add.reduceat(values[later], runs, dtype=np.float64)
+        averages = sums / (count if average == "sites" else sent)
+    if average == "sites":
+        values[:] = np.rint(values / count)
+    values[first] = np.rint(averages)
     values[later] = 0

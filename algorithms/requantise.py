@@ -1,6 +1,6 @@
 """The averaged integers of a tile of chunks -> few bits per value and a power of two per chunk (rule B4). numpy only.
 
-Integers are up to 2^22 in magnitude and held in float64, in which dividing them by a power of two is exact.
+Integers are up to 2^22 in magnitude: float32 holds them, and their quotients by powers of two.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ BITS_BY_NONZEROS = ((148, 4), (512, 6))
 """Up to so many non-zero values in a chunk, so many bits each; 8 above."""
 
 
-def keep_largest(values: NDArray[np.float64], count: int) -> None:
+def keep_largest(values: NDArray[np.int32], count: int) -> None:
     """Sets all but the `count` largest magnitudes of each row of (m, w) to 0, in place; the first of equals stays."""
     if values.shape[1] <= count:
         return
@@ -24,7 +24,7 @@ def keep_largest(values: NDArray[np.float64], count: int) -> None:
 
 
 def requantise(
-    values: NDArray[np.float64], exponents: NDArray[np.int32]
+    values: NDArray[np.int32], exponents: NDArray[np.int32]
 ) -> tuple[NDArray[np.int8], NDArray[np.int16], NDArray[np.uint8]]:
     """Rounded values (m, w), exponents (m,) and bits (m,) of integers (m, w) that count units of `2^exponents`, (m,).
 
@@ -32,17 +32,17 @@ def requantise(
     that its non-zeros allow. The exponent of a row of zeros is 0.
     """
     bits = _bits(values)
-    magnitudes = np.abs(values)
-    peaks = magnitudes.max(axis=1, initial=0)
+    peaks = np.abs(values).max(axis=1, initial=0).astype(np.float64)
     shifts = np.maximum(np.frexp(peaks)[1] - (bits - 1), 0)
     shifts += np.rint(np.ldexp(peaks, -shifts)) >= 1 << (bits - 1)
-    rounded = np.multiply(values, np.ldexp(1.0, -shifts)[:, None], out=magnitudes)
+    rounded = values.astype(np.float32)
+    rounded *= np.ldexp(np.float32(1), -shifts)[:, None]
     np.rint(rounded, out=rounded)
     shifted = np.where(peaks > 0, exponents + shifts, 0)
     return rounded.astype(np.int8), shifted.astype(np.int16), bits.astype(np.uint8)
 
 
-def _bits(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def _bits(values: NDArray[np.int32]) -> NDArray[np.int64]:
     """Bits per value of each row; counting is needed only where rows are long."""
     bits = np.full(values.shape[0], 8)
     nonzeros = values.shape[1] if values.shape[1] <= BITS_BY_NONZEROS[0][0] else np.count_nonzero(values, axis=1)

@@ -116,6 +116,21 @@ def test_memory_does_not_grow_with_the_model_beyond_the_update(contribute: Contr
     assert peak < 2 * kept + 8 * 8 * averages.TILE_KEYS
 
 
+def test_places_without_coefficients_are_never_taken_for_an_index() -> None:
+    """The last of 62,464 places in a row is empty: 4,096 + 62,463 in 16 bits would be 1,023, the last index sent."""
+    layout = ParameterLayout([TensorSpec("w", (128, 64), 0)])
+
+    def site(count: int, scales: list[float]) -> SparseUpdate:
+        indices = np.tile(np.arange(1024 - count, 1024, dtype=np.uint16), (2, 1))
+        part = Coefficients(np.arange(2), indices, np.ones(indices.shape, np.int8), np.array(scales, np.float32))
+        return SparseUpdate({(64, 64): part}, frozenset())
+
+    sites = [site(1024, [1, 1])] * 60 + [site(1023, [1, 1]), site(1, [0, 1])]
+    part = aggregate(sites, layout, [0] * 62).shapes[64, 64]
+    assert part.counts.tolist() == [1024, 1024]
+    assert set(part.values.tolist()) == {64}
+
+
 # --- ranges -----------------------------------------------------------------------------------------------------------
 
 
