@@ -88,6 +88,7 @@ def scale_bits(rng: np.random.Generator, kind: str, count: int) -> np.ndarray:
     low, high = {
         "usual": (0x3A00, 0x3F80),
         "alike": (0x3F80, 0x3F80),
+        "faint": (0x3300, 0x3700),
         "subnormal": (1, 0x7F),
         "huge": (MAX_SCALE_BITS - 0x80, MAX_SCALE_BITS),
         "any": (0, MAX_SCALE_BITS),
@@ -147,7 +148,7 @@ def rounds(draw: Any, max_sites: int = 5, mixed: bool = False) -> Round:
     for _ in range(draw(st.integers(1, max_sites))):
         like = draw(st.sampled_from(["new", "new", "new", "opposite", "equal", "larger"])) if contributions else "new"
         if like == "new":
-            kind = draw(st.sampled_from(["usual", "usual", "alike", "subnormal", "huge", "any"]))
+            kind = draw(st.sampled_from(["usual", "usual", "alike", "faint", "subnormal", "huge", "any"]))
             absent = draw(st.frozensets(st.integers(0, len(layout.tensors) - 1)))
             own_codec = draw(st.sampled_from(sorted(CODEC_LIMITS))) if mixed else codec
             contributions.append(random_contribution(layout, k, own_codec, kind, absent, rng))

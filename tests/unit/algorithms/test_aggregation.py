@@ -13,7 +13,7 @@ from algorithms import averages
 from algorithms.aggregate import aggregate, join, norm, outlier_halvings
 from algorithms.layout import ParameterLayout, TensorSpec
 from algorithms.settings import Average
-from algorithms.updates import AggregateUpdate, Coefficients, SparseUpdate
+from algorithms.updates import CODEC_LIMITS, AggregateUpdate, Codec, Coefficients, SparseUpdate
 from tests.unit.algorithms.test_against_reference import Round, Rule, assert_same, rounds, rules, thorough
 
 Contribute = Callable[..., SparseUpdate]
@@ -197,6 +197,32 @@ def test_a_tensor_is_absent_only_if_it_is_in_all_ranges() -> None:
 def test_each_setting_changes_the_result(rule: dict[str, Any], expected: dict[int, float]) -> None:
     sites = one_chunk(({0: 1, 2: 1}, 0.5), ({0: 1, 1: -5}, 0.5), ({0: 1, 1: -5}, 0.5), ({0: 5}, 0.5))
     assert result(sites, **rule) == expected
+
+
+@pytest.mark.parametrize(
+    ("average", "expected"),
+    [
+        ("contributors", {1: 2, 2: -2, 3: 4, 4: 7, 5: -3}),  # 1.5, -2.5, 3.5
+        ("sites", {1: 1, 2: -1, 3: 2, 4: 2, 5: -1}),  # 3/4, -5/4, 7/4, 7/4, -3/4; 6: 1/4
+        ("median", {1: 2, 2: -2, 3: 4, 4: 7, 5: -3}),
+    ],
+)
+def test_averages_are_rounded_to_even(average: Average, expected: dict[int, int]) -> None:
+    """Large values that cancel leave small ones, in units of 2^-14: E = 8."""
+    unit = 2.0**-14
+    small = one_chunk(({1: 1, 2: -2, 3: 3, 4: 7, 6: 1}, unit), ({1: 2, 2: -3, 3: 4, 5: -3, 6: 0}, unit))
+    update = result([*one_chunk(({0: 1}, 1.0), ({0: -1}, 1.0)), *small], average=average)
+    assert {index: value / unit for index, value in update.items()} == expected
+
+
+@pytest.mark.parametrize("codec", CODEC_LIMITS)
+def test_the_unit_is_that_of_the_largest_scale_and_codec(codec: Codec) -> None:
+    bits = {"sign": 0, "int2": 2, "int4": 3, "int8": 7, "int16": 15}[codec]
+    unit = 2.0 ** (1 + bits - 22)
+    for scale, expected in [(unit, {1: unit}), (unit / 2, {})]:
+        large, opposite, small = one_chunk(({0: 1}, 1.0), ({0: -1}, 1.0), ({1: 1}, scale))
+        sites = [SparseUpdate(site.shapes, frozenset(), codec) for site in (large, opposite)]
+        assert result([*sites, SparseUpdate(small.shapes, frozenset(), "sign")]) == expected
 
 
 def test_largest_keeps_the_first_of_equals() -> None:
