@@ -617,6 +617,9 @@ def replay(
     chunk: int,
     fragments: list[tuple[int, int]] | None = None,
     groups: list[int] | None = None,
+    transform: str = "dct",
+    base_update: str = "signum",
+    beta2: float = 0.99,
 ) -> dict[str, np.ndarray]:
     """The parameters after the whole log, from its entry 0 on, with hash chain and digests checked.
 
@@ -628,12 +631,13 @@ def replay(
     groups = groups or [0] * len(names)
     check_chain([header for header, _ in log])
     parameters = start
+    rule = {"transform": transform, "base_update": base_update, "beta2": beta2, "adam": {}}
     for header, arrays in log:
         if header["kind"] == "start":
             digest = parameters_digest([parameters[name] for name in names])
             assert digest == header["parameters"], "the start is not the one that the log names"
         elif header["kind"] == "step":
-            parameters = replay_step(parameters, header, arrays, chunk, groups)
+            parameters = replay_step(parameters, header, arrays, chunk, groups, rule)
         elif header["kind"] == "anchor":
             begin, end = fragments[header["fragment"]]
             parameters = parameters | replay_anchor(parameters, names[begin:end], header["digest"], blobs)
@@ -651,7 +655,7 @@ def check_chain(headers: list[dict]) -> None:
 
 
 def replay_step(
-    parameters: dict[str, np.ndarray], header: dict, arrays: Arrays | None, chunk: int, groups: list[int]
+    parameters: dict[str, np.ndarray], header: dict, arrays: Arrays | None, chunk: int, groups: list[int], rule: dict
 ) -> dict[str, np.ndarray]:
     if not header["parts"]:
         assert not arrays, "an empty entry has no arrays"
@@ -661,7 +665,7 @@ def replay_step(
     update = unpack_update(arrays, tensors_of(parameters), chunk)
     lr = [header["lr"][group] for group in groups]
     decay = [header["decay"][group] for group in groups]
-    return apply(parameters, update, chunk, lr, decay)
+    return apply(parameters, update, chunk, lr, decay, step=header["step"], **rule)
 
 
 def replay_anchor(

@@ -125,7 +125,10 @@ def replayed(client: CoordinatorClient, run: Run, region: str) -> tuple[dict[str
     groups = [tensor.group for tensor in layout.tensors]
     fragments = layout.fragments(run.spec.outer.fragments if run.spec.outer else 1)
     ranges = [(tensors.start, tensors.stop) for tensors in fragments]
-    return start, reference.replay(log, start, client.get_blob, chunk=layout.chunk, fragments=ranges, groups=groups)
+    optimizer = run.spec.optimizer
+    rule = {"transform": optimizer.transform, "base_update": optimizer.base_update, "beta2": optimizer.beta2}
+    grid = {"chunk": layout.chunk, "fragments": ranges, "groups": groups}
+    return start, reference.replay(log, start, client.get_blob, **grid, **rule)
 
 
 # --- runs that succeed ------------------------------------------------------------------------------------------------
@@ -179,6 +182,26 @@ def test_pure_demo_exports_what_the_sites_ended_with(pure: Finished, tmp_path: P
     assert export_model(pure.client, pure.run.id, tmp_path / "model") == file_digest(tmp_path / "model") == digest
     assert digest_of(replayed(pure.client, pure.run, "west")[1]) == digest
     assert pure.client.outer_rounds(pure.run.id) == []
+
+
+OTHER_SETTINGS: list[dict[str, Any]] = [
+    {"transform": "hadamard", "codec": "int4", "indices": "compact", "base_update": "adam", "average": "tokens"},
+    {"transform": "random", "codec": "int2", "chunk": 32, "base_update": "sgd", "average": "sites", "lr": 0.5},
+    {"preset": "paper", "transform": "identity", "codec": "int16", "average": "median", "largest": 24},
+]
+
+
+@pytest.mark.parametrize("optimizer", OTHER_SETTINGS)
+def test_runs_with_other_settings_end_with_the_bits_of_the_reference(
+    agents: Agents, tmp_path: Path, optimizer: dict[str, Any]
+) -> None:
+    """Site cat and dog have two ranks each, which share the momentum."""
+    run = agents.run("linear", ["cat", "dog"], tmp_path, {"size": [140, 90]}, steps=5, optimizer=optimizer)
+    run = agents.end(run)
+    assert run.status == "succeeded", run.reason
+    start, end = replayed(agents.client, run, "pets")
+    assert {member.digest for member in run.members} == {digest_of(end)} != {digest_of(start)}
+    agents.nothing_left("cat", "dog")
 
 
 def http_head(request: httpx.Request) -> int:

@@ -455,7 +455,7 @@ def example_log():
     headers = []
     for seq, body in enumerate(bodies):
         previous = reference.entry_hash(headers[-1]) if headers else "0" * 64
-        headers.append(body | {"seq": seq, "previous": previous})
+        headers.append(body | {"seq": seq, "step": seq, "previous": previous})
     return list(zip(headers, [None, arrays, None, None], strict=True))
 
 
