@@ -87,26 +87,34 @@ def two_sites_of_two(rank: int, folder: Path) -> Any:
 
 
 def one_site(ranks: int, rank: int, folder: Path) -> Any:
-    """One site of so many ranks, which see the same batch; everybody's part of every contribution goes to a file."""
+    """One site of so many ranks, which see the same batch; everybody's part of every contribution goes to a file.
+
+    Beside them a site of one rank applies the same entries; its digests are the second answer.
+    """
     group = dist.new_group(list(range(ranks)))
     if rank >= ranks:
         return None
     plain = Net(0)
     gather = AllGather(group, ranks_per_site=ranks)
     parts: dict[str, np.ndarray] = {}
+    alone = demo(Net(0), gather, codec="int8")
+    applied: list[str] = []
 
     def record(optimizer: DeMo, sent: SparseUpdate | None) -> StepEntry:
         assert sent is not None
         for (rows, cols), part in sent.shapes.items():
             for field in ("chunks", "indices", "values", "scales"):
                 parts[f"{optimizer.steps} {rows}x{cols} {field}"] = getattr(part, field)
-        return gather(optimizer, sent)
+        entry = gather(optimizer, sent)
+        alone.apply(entry)
+        applied.append(alone.parameters_digest())
+        return entry
 
     optimizer = demo(plain, record, codec="int8", owned=(rank, ranks))
     model = DistributedDataParallel(plain, process_group=group, find_unused_parameters=True) if ranks > 1 else plain
     digests = train_site(0, model, optimizer, {})
     np.savez(folder / f"parts-{ranks}-{rank}.npz", **parts)
-    return digests
+    return [digests, applied]
 
 
 def averaged(rank: int, folder: Path) -> Any:
@@ -230,8 +238,10 @@ def test_sites_of_several_ranks(results: dict[str, list[Any]]) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_of_one_site_share_the_momentum(results: dict[str, list[Any]], folder: Path, ranks: int) -> None:
-    digests = results[f"one site of {ranks}"][:ranks]
-    assert all(own == digests[0] for own in digests)
+    answers = results[f"one site of {ranks}"][:ranks]
+    digests = answers[0][0]
+    assert len(set(digests)) == STEPS
+    assert all(answer == [digests, digests] for answer in answers)
     alone = np.load(folder / "parts-1-0.npz")
     shards = [np.load(folder / f"parts-{ranks}-{rank}.npz") for rank in range(ranks)]
     for name in [name for name in alone if name.startswith("0 ") and name.endswith("chunks")]:
