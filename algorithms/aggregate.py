@@ -20,7 +20,7 @@ from algorithms.updates import CODEC_LIMITS, AggregateUpdate, Coefficients, Shap
 __all__ = ["MAX_HALVINGS", "aggregate", "join", "norm", "outlier_halvings"]
 
 MAX_EXPONENT = 120
-"""Largest E: that of int8 at the largest scale. Weights and int16 could exceed what readers of an update accept."""
+"""Largest E that readers of an update accept; only very uneven weights of many sites lead to a larger one."""
 
 NO_EXPONENT = -(1 << 15)
 """Below every exponent: that of a chunk which nobody sent."""

@@ -6,8 +6,9 @@ faster. Times are CPU time of the whole process. The top level of the figures:
 - `encode_speedup_k8`, `_k32`: momentum, transform, top-k and subtraction; ours quantises as well.
 - `decode_speedup_k32_n4`: from the update of 4 sites to the moved parameters, with the 4 bits per value that the
   rules give, and with 8 (`_8bit`). The textbook begins with the contributions, since each of its sites averages.
-- `aggregate_speedup_n4_k8`, and the memory of both for 320 million parameters. The textbook's makes the mean of one
-  tensor after the other and keeps none; `memory` has that of all, which a coordinator would need, too.
+- `aggregate_speedup_n4_k8`: the aggregate of the whole round on both sides. `aggregate_extra_mb_n4_k8` is its memory
+  for 320 million parameters; `aggregate_textbook_extra_mb_n4_k8` is that of a textbook which keeps the mean of one
+  tensor at a time; `memory` has that of all as `textbook_whole`.
 - `bytes_per_coefficient_*`: whole messages, from the momentum of a language model trained for a moment.
 - `encode_over_floor_k8`, `decode_over_floor_k32`: how many times as long as the bare products of the transform.
 """
