@@ -17,7 +17,8 @@ from api.simulate import Simulation, services, wait_for_sites
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120.0
 
-hypothesis.settings.register_profile("isthmus", deadline=None)  # machines are noisy: no test is about time
+# machines are noisy: no test is about time; `pytest --hypothesis-profile=default` or `deep` searches longer
+hypothesis.settings.register_profile("isthmus", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("isthmus")
 
 
