@@ -15,38 +15,50 @@ from algorithms.layout import ParameterLayout
 from algorithms.traffic import contribution_bytes, parameters_bytes
 from api import schemas
 from api.app import CONTRIBUTION_LIMIT
-from api.errors import ConflictError, ForbiddenError, GoneError, InvalidError, NotFoundError, ProblemError
+from api.errors import ConflictError, GoneError, InvalidError, NotFoundError, ProblemError
 from api.payload import digest_json, encode_message
 from api.schemas import RunStatus
 from api.service import Answer, Principal
 from coordinator.blobs import BlobDirectory
 from coordinator.engine import Engine
-from coordinator.layouts import Layouts
-from coordinator.quorum import waiting_for
-from coordinator.records import (
+from coordinator.events import (
     Abstained,
     Announced,
+    CaughtUp,
     Contributed,
     FinalReported,
     LayoutPresented,
-    RunState,
+    PauseRequested,
+    Refused,
+    ResumeRequested,
     SeatTaken,
-    Sent,
-    Start,
+    SiteAdded,
+    SiteRemoved,
     StartRequested,
     StartUploaded,
     StopRequested,
+    Ticked,
 )
-from coordinator.rounds import read_contribution
+from coordinator.events import (
+    Answer as SiteAnswer,
+)
+from coordinator.layouts import Layouts
+from coordinator.quorum import remaining
+from coordinator.records import RunState, Sent, Start
+from coordinator.rounds import read_header, read_update
 from coordinator.settings import Settings
 from coordinator.sites import Sites
+from coordinator.state import due_at, transition
 from coordinator.store import Store, hashed
+from coordinator.waiting import reason_of, waiting_for
 
 __all__ = ["CoordinatorService"]
 
 _PAGE = 500
 """Entries in one page of the log."""
 _MESSAGES_KEPT = 16
+_REASON = 500
+"""Characters of the reason for which a contribution was refused."""
 _HEADER_ROOM = 1 << 18
 """For the header of a contribution, which names absent tensors."""
 
@@ -69,16 +81,25 @@ class CoordinatorService:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def keep_ticking(self) -> None:
-        """Looks at leases and unfinished work until closed; an unreachable Redis is reported and tried again."""
+        """Looks at leases, deadlines and unfinished work until closed; tries again while Redis is unreachable."""
         while not self._engine.closing:
             try:
-                await self._sites.expire(await self._store.tick(self._settings.tick_s, self._settings.lease_s))
-                for state in await self._store.active():
-                    self._engine.work(state)
+                await self._tick()
                 self._ticked = asyncio.get_running_loop().time()
             except (RedisError, ProblemError) as error:
                 log.warning("tick failed, to be tried again", error=str(error))
             await asyncio.sleep(self._settings.tick_s)
+
+    async def _tick(self) -> None:
+        now, outage_s = await self._store.tick(self._settings.tick_s, self._settings.lease_s)
+        if outage_s:
+            log.warning("nobody was there for sites, deadlines shift", outage_s=outage_s)
+        for state in await self._store.active():
+            due = due_at(state)
+            if outage_s or (due is not None and due <= now):
+                await self._engine.apply(state.id, Ticked(outage_s))
+            self._engine.work(state)
+        await self._sites.expire(now)
 
     async def close(self) -> None:
         await self._engine.close()
@@ -161,14 +182,26 @@ class CoordinatorService:
     async def stop_run(self, run: str) -> schemas.Run:
         return _view(await self._engine.apply(run, StopRequested()))
 
+    async def pause_run(self, run: str) -> schemas.Run:
+        return _view(await self._engine.apply(run, PauseRequested()))
+
+    async def resume_run(self, run: str) -> schemas.Run:
+        return _view(await self._engine.apply(run, ResumeRequested()))
+
+    async def add_site(self, run: str, site: str) -> schemas.Run:
+        spec = (await self._store.load(run)).state.spec
+        return _view(await self._engine.apply(run, SiteAdded(site, await self._sites.region_of(site, spec))))
+
+    async def exclude_site(self, run: str, site: str) -> schemas.Run:
+        return _view(await self._engine.apply(run, SiteRemoved(site, "removed by an administrator")))
+
     async def take_seat(self, run: str, site: str, seat: schemas.Seat) -> None:
-        member = (await self._store.load(run)).state.members.get(site)
-        if member is None or member.attempt != seat.attempt:
-            raise ForbiddenError("not_a_member", f"run {run} has no attempt {seat.attempt} of site {site}")
         secret_hash = hashed(seat.secret)
+        event = SeatTaken(site, seat.attempt, secret_hash)
+        transition((await self._store.load(run)).state, event, await self._store.now())
         principal = {"scope": "ranks", "run": run, "site": site, "attempt": seat.attempt}
-        await self._store.claim(secret_hash, principal)
-        await self._engine.apply(run, SeatTaken(site, seat.attempt, secret_hash))
+        await self._store.claim(secret_hash, principal, for_good=False)
+        await self._engine.apply(run, event)
 
     async def join(self, run: str, site: str, request: schemas.JoinRequest) -> schemas.JoinReply:
         state = (await self._store.load(run)).state
@@ -177,10 +210,23 @@ class CoordinatorService:
             _same_layout(layout, await self._layouts.of(state), site)
         event = LayoutPresented(site, request.attempt, await self._layouts.save(layout))
         state = await self._engine.apply(run, event)
-        donor = site == state.donor
-        return schemas.JoinReply(layout=layout.digest, upload_start=donor and state.start is None, evaluate=donor)
+        first = min(state.first_site or site, site)
+        return schemas.JoinReply(
+            layout=layout.digest,
+            upload_start=site == state.first_site and state.start is None,
+            evaluate=site == first,
+            resume=state.regions[state.members[site].region].resume,
+        )
 
-    async def upload_start(self, run: str, site: str, start: schemas.StartUpload) -> None:
+    async def caught_up(self, run: str, site: str, report: schemas.CaughtUp) -> schemas.CaughtUpReply:
+        state = await self._engine.apply(run, CaughtUp(site, report.attempt, report.position))
+        member = state.members[site]
+        head, outer = state.regions[member.region].head, state.outer
+        assert head is not None
+        active = member.caught_up and report.position == head and (outer is None or site in outer.participants)
+        return schemas.CaughtUpReply(active=active, head=head)
+
+    async def upload_start(self, run: str, site: str, attempt: int, start: schemas.StartUpload) -> None:
         state = (await self._store.load(run)).state
         layout = await self._layouts.of(state)
         size = self._blobs.size(start.parameters)
@@ -192,13 +238,14 @@ class CoordinatorService:
             )
         if start.buffers is not None:
             self._blobs.size(start.buffers)
-        await self._engine.apply(run, StartUploaded(site, Start(parameters=start.parameters, buffers=start.buffers)))
+        entry = Start(parameters=start.parameters, buffers=start.buffers)
+        await self._engine.apply(run, StartUploaded(site, attempt, entry))
 
-    async def report_final(self, run: str, site: str, report: schemas.FinalReport) -> schemas.FinalReply:
-        event = FinalReported(site, report.seq, report.digest, stored=self._blobs.has(report.digest))
+    async def report_final(self, run: str, site: str, attempt: int, report: schemas.FinalReport) -> schemas.FinalReply:
+        event = FinalReported(site, attempt, report.seq, report.digest, stored=self._blobs.has(report.digest))
         state = await self._engine.apply(run, event)
-        wanted = state.spec.outer is None and site == state.donor and not event.stored
-        return schemas.FinalReply(upload=wanted)
+        wanted = state.spec.outer is None and not state.final_stored and site == state.model_site
+        return schemas.FinalReply(upload=wanted and not state.status.terminal)
 
     async def model(self, run: str) -> schemas.Model:
         state = (await self._store.load(run)).state
@@ -206,8 +253,7 @@ class CoordinatorService:
             raise ConflictError(
                 "no_model", f"run {run} is {state.status}: the trained model is there once it succeeded"
             )
-        digest = state.members[state.donor].final
-        assert digest is not None
+        digest = next(member.final for member in state.members.values() if member.final is not None)
         blobs = [anchor for anchor in state.anchors if anchor is not None] if state.spec.outer else [digest]
         layout = await self._layouts.of(state)
         return schemas.Model(run=run, step=state.step, digest=digest, layout=layout.to_json(), blobs=blobs)
@@ -219,40 +265,69 @@ class CoordinatorService:
     # --- rounds -------------------------------------------------------------------------------------------------------
 
     async def contribute(
-        self, run: str, region: str, step: int, site: str, part: int, body: bytes, wait: float
+        self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
     ) -> Answer:
         state = (await self._store.load(run)).state
         digest = hashlib.sha256(body).hexdigest()
+        await self._sites.heard(site)
         if _closed(state, region, step):
             return await self._answer_closed(run, region, step, site, digest)
-        layout = await self._layouts.of(state)
-        header, _ = await asyncio.to_thread(read_contribution, body, layout, state.spec.optimizer)
+        layout, optimizer = await self._layouts.of(state), state.spec.optimizer
+        header, arrays = await asyncio.to_thread(read_header, body, layout, optimizer)
         _same_place(header, run=run, region=region, step=step, site=site, part=part)
+        try:
+            await asyncio.to_thread(read_update, header, arrays, layout, optimizer)
+        except InvalidError as error:
+            reason = error.detail.encode(errors="replace").decode()[:_REASON]
+            with suppress(ConflictError):
+                await self._engine.apply(run, Refused(site, attempt, region, step, header.position, reason))
+            raise
         await self._store.put_payload(run, digest, body)
         sent = Sent(digest=digest, tokens=header.tokens)
-        return await self._take_in(run, Contributed(site, region, step, header.position, sent), digest, wait)
+        return await self._take_in(run, Contributed(site, attempt, region, step, header.position, sent), digest, wait)
 
     async def abstain(
-        self, run: str, region: str, step: int, site: str, abstention: schemas.Abstention, wait: float
+        self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
     ) -> Answer:
         state = (await self._store.load(run)).state
+        await self._sites.heard(site)
         if _closed(state, region, step):
             return await self._answer_closed(run, region, step, site, None)
-        event = Abstained(site, region, step, abstention.position, abstention.reason)
+        event = Abstained(site, attempt, region, step, abstention.position, abstention.reason)
         return await self._take_in(run, event, None, wait)
 
-    async def _take_in(self, run: str, event: Contributed | Abstained, digest: str | None, wait: float) -> Answer:
-        try:
-            await self._engine.apply(run, event)
-        except GoneError as error:
-            if error.code == "closed_without_you":  # the same bytes, sent twice, closed the round meanwhile
+    async def _take_in(self, run: str, event: SiteAnswer, digest: str | None, wait: float) -> Answer:
+        """The update, once the round is closed. A round that is next and not open yet is waited for, too (A16)."""
+
+        def not_yet(state: RunState) -> bool:
+            region = state.regions[event.region]
+            return state.going_on and region.round is None and event.step == region.step + 1
+
+        deadline = asyncio.get_running_loop().time() + wait
+        while True:
+            left = max(deadline - asyncio.get_running_loop().time(), 0.0)
+            state = await self._engine.wait(run, lambda state: not not_yet(state), left)
+            try:
+                await self._engine.apply(run, event)
+            except ConflictError as error:
+                if error.code != "round_not_open" or not not_yet(state):
+                    raise
+                if left > 0 and not self._engine.closing:
+                    continue
+                return Answer(None, waiting_for(state), accepted=False)
+            except GoneError as error:
+                if error.code != "closed_without_you":
+                    raise
+                state = (await self._store.load(run)).state
+                if not _closed(state, event.region, event.step):  # the round is frozen
+                    raise
                 return await self._answer_closed(run, event.region, event.step, event.site, digest)
-            raise
-        return await self._await_update(run, event.region, event.step, wait)
+            left = max(deadline - asyncio.get_running_loop().time(), 0.0)
+            return await self._await_update(run, event.region, event.step, left)
 
     async def _await_update(self, run: str, region: str, step: int, wait: float) -> Answer:
         def over(state: RunState) -> bool:
-            return _closed(state, region, step) or state.status is not RunStatus.RUNNING
+            return _closed(state, region, step) or not state.going_on
 
         state = await self._engine.wait(run, over, wait)
         if not _closed(state, region, step):
@@ -260,13 +335,15 @@ class CoordinatorService:
                 raise GoneError("run_ended", f"run {run} is {state.status}: {state.ended_because}")
             return Answer(None, waiting_for(state))
         seq = await self._store.seq_of_step(run, region, step)
-        assert seq is not None
+        if seq is None:
+            raise _skipped(region, step)
         return Answer(await self._message(run, region, seq))
 
     async def _answer_closed(self, run: str, region: str, step: int, site: str, digest: str | None) -> Answer:
         """The update, if the entry lists what the site sent (A1); `digest` None: if it abstained."""
         seq = await self._store.seq_of_step(run, region, step)
-        assert seq is not None
+        if seq is None:
+            raise _skipped(region, step)
         (header,) = await self._store.entries(run, region, seq, seq + 1)
         if digest is None:
             listed = any(abstention["site"] == site for abstention in header["abstentions"])
@@ -324,21 +401,29 @@ class CoordinatorService:
         return self._messages[key]
 
     async def announce(
-        self, run: str, number: int, fragment: int, site: str, announcement: schemas.Announcement, wait: float
+        self,
+        run: str,
+        number: int,
+        fragment: int,
+        site: str,
+        attempt: int,
+        announcement: schemas.Announcement,
+        wait: float,
     ) -> schemas.AnnouncementReply:
         def open_or_over(state: RunState) -> bool:
             opened = state.outer_rounds + (state.outer is not None)
-            return opened >= number or state.status is not RunStatus.RUNNING
+            return opened >= number or not state.going_on
 
         await self._engine.wait(run, open_or_over, wait)
         digest = announcement.digest
-        event = Announced(site, number, fragment, digest, stored=self._blobs.has(digest))
+        event = Announced(site, attempt, number, fragment, digest, stored=self._blobs.has(digest))
         state = await self._engine.apply(run, event)
         outer = state.outer
         if outer is None or outer.number != number or digest in outer.fragments[fragment].stored:
             return schemas.AnnouncementReply(upload=False)
-        copies = outer.fragments[fragment].copies
-        first = next(holder for holder, copy in copies.items() if copy == digest)
+        there = remaining(state)
+        copies = outer.fragments[fragment].copies.items()
+        first = next((holder for holder, copy in copies if copy == digest and holder in there), None)
         return schemas.AnnouncementReply(upload=first == site)
 
     # --- blobs --------------------------------------------------------------------------------------------------------
@@ -375,6 +460,14 @@ def _finite(values: dict[str, float | None]) -> dict[str, float | None]:
 def _closed(state: RunState, region: str, step: int) -> bool:
     _known_region(state, region)
     return 1 <= step <= state.regions[region].step
+
+
+def _skipped(region: str, step: int) -> GoneError:
+    """The region was away, and was taken along by an outer round."""
+    return GoneError(
+        "closed_without_you",
+        f"the log of region {region} has no entry of step {step}: take the entries that follow yours",
+    )
 
 
 def _known_region(state: RunState, region: str) -> None:
@@ -446,6 +539,9 @@ def _view(state: RunState) -> schemas.Run:
                 region=member.region,
                 attempt=member.attempt,
                 ready=member.ready,
+                condition=member.condition,
+                since=member.since,
+                reason=reason_of(member, state),
                 digest=member.final,
             )
             for member in state.members.values()
