@@ -1,13 +1,14 @@
 """Coordinators that are killed, stopped and started again: real processes, real Redis, the same data directory."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
 import httpx
@@ -19,7 +20,7 @@ from algorithms.codec import digest_arrays, pack_update, unpack_contribution
 from api.client import CoordinatorClient
 from api.errors import ProblemError
 from api.payload import decode_message
-from api.schemas import RunStatus
+from api.schemas import RoundsSpec, RunStatus
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.store import Store
 from tests.conftest import ROOT, wait_until
@@ -124,6 +125,28 @@ def test_work_that_was_left_is_done_after_a_kill(new_coordinator, restart):
         assert site.send(1, body).status_code == 200
     (header,) = run.admin.log(run.id, "west", 1).items
     assert header["parts"] == [update_of(*bodies)]
+
+
+def test_a_deadline_does_not_pass_while_the_coordinator_is_away(tmp_path, new_coordinator):
+    """Rule A6: killed between two contributions of a round, and back an hour later, it still waits for the third."""
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        options = (*PATIENT, "--tick-s", "0.1", "--redis-url", server.url)
+        live = new_coordinator(*options)
+        run = RunByHand(live, ("west",) * 3, rounds=RoundsSpec(deadline_s=20))
+        first, second, third = run.sites
+        assert first.contribute(1) is None
+        assert second.contribute(1) is None
+        live.service.kill()
+        with redis.Redis.from_url(server.url) as client:
+            client.decrby("tick", 3_600_000)
+            (key,) = client.keys("run:*")
+            state = json.loads(client.hget(key, "state"))
+            began = state["regions"]["west"]["round"]["first_answer"]
+            state["regions"]["west"]["round"]["first_answer"] = str(datetime.fromisoformat(began) - timedelta(hours=1))
+            client.hset(key, "state", json.dumps(state))
+        run.move(new_coordinator(*options))
+        header, _ = decode_message("entry", third.contribute(1, wait=WAIT_S))
+        assert [line["site"] for line in header["contributors"]] == [first.name, second.name, third.name]
 
 
 def test_sigterm_answers_open_polls_and_ends(new_coordinator):

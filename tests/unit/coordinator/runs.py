@@ -439,6 +439,8 @@ class Driver:
         for site in self.live():
             if self.state.regions[self.region_of(site)].step < self.spec.steps:
                 return False
+        if self.state.outer_rounds < self.due_outer_rounds:
+            return False
         for site in self.live():
             wanted = self.spec.outer is None and not self.state.final_stored and site == self.state.model_site
             if self.member(site).final is None or wanted:
