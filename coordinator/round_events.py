@@ -93,11 +93,11 @@ def frozen(state: RunState, region: Region, now: datetime) -> RunState:
     """The round's contributors are final; whoever was waited for in vain has missed it."""
     assert region.round is not None
     rounds = state.spec.rounds
-    for site in state.live(region.name):
-        missed = 0 if site in region.round.answered else state.members[site].missed + 1
-        if missed >= rounds.late_rounds:
-            state = with_member(state, site, benched_until=now + timedelta(seconds=rounds.bench_s))
-        state = with_member(state, site, missed=missed)
+    for site in set(state.live(region.name)) - region.round.answered:
+        missed = state.members[site].missed + 1
+        late = missed >= rounds.late_rounds
+        until = now + timedelta(seconds=rounds.bench_s) if late else None
+        state = with_member(state, site, missed=missed, benched_until=until)
     return with_region(state, region.name, round=region.round.model_copy(update={"frozen": True}))
 
 

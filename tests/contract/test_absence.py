@@ -3,6 +3,7 @@
 import hashlib
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import httpx
 import pytest
@@ -12,19 +13,30 @@ from api.errors import ConflictError, ForbiddenError, NotFoundError, Unauthorize
 from api.payload import decode_message
 from api.schemas import Condition, OuterSpec, ProcessReport, ProcessState, RoundsSpec, RunStatus
 from coordinator.redis_server import EmbeddedRedis
-from tests.conftest import start_coordinator, wait_until
+from tests.conftest import LiveCoordinator, start_coordinator, wait_until
 from tests.contract.by_hand import LAYOUT, WAIT_S, RunByHand, SiteByHand, new_name, problem
 
-SOON = RoundsSpec(deadline_s=0.5)
+
+@dataclass
+class Watched:
+    """A coordinator whose Redis can be looked into, and changed behind its back."""
+
+    live: LiveCoordinator
+    redis: redis.Redis
+
+    def end_lease(self, site):
+        self.redis.zadd("leases", {site.name: 1})
 
 
 @pytest.fixture(scope="module")
-def hasty(tmp_path_factory):
-    """Leases of two seconds."""
-    live = start_coordinator(tmp_path_factory.mktemp("hasty"), "--lease-s", "2", "--tick-s", "0.1")
-    yield live
-    live.service.interrupt()
-    live.service.join()
+def watched(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("watched")
+    with EmbeddedRedis(folder / "redis") as server, redis.Redis.from_url(server.url) as client:
+        options = ("--lease-s", "36000", "--tick-s", "0.1", "--redis-url", server.url)
+        live = start_coordinator(folder / "coordinator", *options)
+        yield Watched(live, client)
+        live.service.interrupt()
+        live.service.join()
 
 
 def names(lines):
@@ -73,17 +85,13 @@ def test_a_benched_site_is_released_by_time(patient):
 # --- agents -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lease_that_ends_and_begins_again(hasty):
-    run = RunByHand(hasty, ("west",) * 2, steps=9)
+def test_a_lease_that_ends_and_begins_again(watched):
+    run = RunByHand(watched.live, ("west",) * 2, steps=9)
     first, second = run.sites
     running = ProcessReport(run=run.id, attempt=1, state=ProcessState.RUNNING)
-
-    def lost():
-        first.beat(running)
-        return run.member(second).condition is Condition.AWAY
-
-    wait_until(lost, "the end of a lease", 30)
-    assert run.member(second).reason == "no heartbeat for more than 2 s; a heartbeat brings it back"
+    watched.end_lease(second)
+    away = until(run, second, Condition.AWAY)
+    assert away.reason == "no heartbeat for more than 36000 s; a heartbeat brings it back"
     assert first.contribute(1, wait=WAIT_S)
     (assignment,) = second.beat(running).assignments
     assert assignment.attempt == 1
@@ -93,17 +101,19 @@ def test_a_lease_that_ends_and_begins_again(hasty):
     assert f"waiting for 1 of 2 sites: {first.name}" in run.view.reason
 
 
-def test_what_ranks_send_renews_the_lease(hasty):
-    run = RunByHand(hasty, ("west",), steps=10**6)
+def test_what_ranks_send_renews_the_lease_but_not_of_an_agent_that_left(watched):
+    run = RunByHand(watched.live, ("west",), steps=10**6)
     (site,) = run.sites
     before = run.admin.site(site.name).lease_until
-    site.contribute(1)
+    site.contribute(1, wait=WAIT_S)
     assert run.admin.site(site.name).lease_until > before
     site.agent.leave(site.name)
+    site.contribute(2, wait=WAIT_S)
+    assert watched.redis.zscore("leases", site.name) is None
     until(run, site, Condition.AWAY)
     assert run.view.status is RunStatus.RUNNING
     site.beat()
-    until(run, site, Condition.ACTIVE)
+    assert run.member(site).condition is Condition.ACTIVE
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
@@ -188,13 +198,8 @@ def test_too_many_failures_exclude_a_site_and_the_last_one_of_a_region_ends_the_
     assert f"no site is left in region west: site {first.name}, rank 0: killed (out of memory?)" in run.view.reason
 
 
-def test_ranks_learn_that_their_run_has_ended(tmp_path, new_coordinator):
-    with EmbeddedRedis(tmp_path / "redis") as server:
-        _learn_the_end(new_coordinator("--redis-url", server.url), server)
-
-
-def _learn_the_end(live, server):
-    run = RunByHand(live)
+def test_ranks_learn_that_their_run_has_ended(watched):
+    run = RunByHand(watched.live)
     first, second = run.sites
     body = first.message(1)
     run.admin.stop_run(run.id)
@@ -205,8 +210,8 @@ def _learn_the_end(live, server):
     headers = {"Authorization": f"Bearer {second.seat}"}
     path = f"{run.url}/v1/runs/{run.id}/regions/west/steps/1/update/parts/0"
     problem(httpx.get(path, params={"wait": WAIT_S}, headers=headers), 410, "run_ended")
-    with redis.Redis.from_url(server.url) as client:
-        left = [client.ttl(f"token:{hashlib.sha256(site.seat.encode()).hexdigest()}") for site in run.sites]
+    seats = [hashlib.sha256(site.seat.encode()).hexdigest() for site in run.sites]
+    left = [watched.redis.ttl(f"token:{seat}") for seat in seats]
     assert all(3000 < seconds <= 3600 for seconds in left)
 
 
