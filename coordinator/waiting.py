@@ -40,9 +40,8 @@ def reason_of(member: Member, state: RunState) -> str:
             assert member.benched_until is not None
             return f"missed {member.missed} rounds in a row; until {_clock(member.benched_until)} or its next answer"
         case Condition.JOINING:
-            doing = "its ranks replay the log" if member.ready and state.going_on else "its ranks have not joined"
-            if member.ready and not state.going_on:
-                doing = "its ranks wait for the start"
+            there = "replay the log" if state.going_on else "wait for the start"
+            doing = f"its ranks {there if member.ready else 'have not joined'}"
             return f"{doing}; attempt {member.attempt} after {member.failure}" if member.failure else doing
     return ""
 

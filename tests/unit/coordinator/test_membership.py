@@ -363,6 +363,7 @@ def test_a_region_that_is_away_is_taken_along():
 def test_new_ranks_do_not_take_part_in_an_open_outer_round():
     driver = Driver(TWO, steps=2, every=1, fragments=2).begin().until_outer()
     driver.send(driver.announcement("b", 0))
+    driver.send(driver.announcement("b", 1, digest=digest_of("astray"), stored=False))
     driver.send(driver.gone("b"))
     assert driver.state.outer.participants == {"a"}
     driver.catch_up("b")
@@ -373,6 +374,7 @@ def test_new_ranks_do_not_take_part_in_an_open_outer_round():
     driver.send(SiteLost("a", LOST))  # nobody is left: whoever holds the log's head stands in
     driver.send(driver.caught_up("b"))
     assert driver.state.outer.participants == {"a", "b"}
+    driver.send(driver.announcement("b", 1))
     while driver.state.outer is not None:
         assert driver.exchange()
     assert driver.state.regions["west"].resume.step == 1
