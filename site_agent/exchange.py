@@ -130,11 +130,15 @@ class Exchange:
         assert self._client is not None
         assert self._replica.position is not None
         place = (self._session.run, self._session.region, self.step + 1)
-        if body is None:
-            abstention = Abstention(position=self._replica.position, reason="a gradient is not finite")
-            message = self._client.abstain(*place, self._session.site, abstention, WAIT_S)
-        else:
-            message = self._client.contribute(*place, self._session.site, 0, body, WAIT_S)
+        while True:
+            if body is None:
+                abstention = Abstention(position=self._replica.position, reason="a gradient is not finite")
+                answer = self._client.abstain(*place, self._session.site, abstention, WAIT_S)
+            else:
+                answer = self._client.contribute(*place, self._session.site, 0, body, WAIT_S)
+            if answer.accepted:
+                break
+        message = answer.message
         while message is None:
             message = self._client.update(*place, 0, WAIT_S)
         return message
