@@ -9,6 +9,7 @@ from contextlib import suppress
 import structlog
 from redis.exceptions import RedisError
 
+from algorithms.settings import STATEFUL_BASE_UPDATES
 from algorithms.traffic import parameters_bytes
 from api import schemas
 from api.errors import ConflictError, InvalidError, NotFoundError, ProblemError
@@ -192,11 +193,12 @@ class CoordinatorService:
         event = LayoutPresented(site, request.attempt, await self._layouts.save(layout))
         state = await self._engine.apply(run, event)
         first = min(state.first_site or site, site)
+        replays_all = state.spec.optimizer.base_update in STATEFUL_BASE_UPDATES
         return schemas.JoinReply(
             layout=layout.digest,
             upload_start=site == state.first_site and state.start is None,
             evaluate=site == first,
-            resume=state.regions[state.members[site].region].resume,
+            resume=None if replays_all else state.regions[state.members[site].region].resume,
         )
 
     async def caught_up(self, run: str, site: str, report: schemas.CaughtUp) -> schemas.CaughtUpReply:
