@@ -17,7 +17,7 @@ from coordinator.events import (
     SiteRemoved,
 )
 from coordinator.quorum import remaining
-from coordinator.records import Member, OuterRound, RunState
+from coordinator.records import Member, OuterRound, Round, RunState
 from coordinator.transitions import (
     Transition,
     going_on,
@@ -25,6 +25,7 @@ from coordinator.transitions import (
     require_status,
     with_,
     with_member,
+    with_region,
 )
 
 __all__ = [
@@ -39,15 +40,29 @@ __all__ = [
     "site_removed",
 ]
 
+NEAR = 4
+"""Entries by which a site may be behind when it becomes active."""
+
 _ALIVE = (RunStatus.STARTING, RunStatus.RUNNING, RunStatus.PAUSED)
 
 
 def rejoining(state: RunState, site: str, *, attempt: int, seat: str | None = None) -> RunState:
-    """The site's ranks are lost, and with them their part in an open outer round: others will catch up."""
+    """The site's ranks are lost, and with them their part in open rounds: others will catch up."""
     if state.outer is not None:
         state = with_(state, outer=_without(state.outer, site))
+    region = state.regions[state.members[site].region]
+    if region.round is not None and not region.round.frozen:
+        state = with_region(state, region.name, round=_unanswered(region.round, site))
     changes = {"ready": False, "caught_up": False, "gone": False, "final": None, "missed": 0, "benched_until": None}
     return with_member(state, site, attempt=attempt, seat=seat, **changes)
+
+
+def _unanswered(round_: Round, site: str) -> Round:
+    """Other ranks will answer with other bytes."""
+    answers = ("contributions", "abstentions", "refusals")
+    return round_.model_copy(
+        update={name: {who: what for who, what in getattr(round_, name).items() if who != site} for name in answers}
+    )
 
 
 def _without(outer: OuterRound, site: str) -> OuterRound:
@@ -88,7 +103,11 @@ def layout_presented(event: LayoutPresented, state: RunState, now: datetime) -> 
 
 
 def caught_up(event: CaughtUp, state: RunState, now: datetime) -> Transition:
-    """At the head of the log a site becomes active; in an outer round only if nobody else holds the copies."""
+    """Near the head of the log a site becomes active; in an outer round only at it, if nobody else holds the copies.
+
+    Near suffices because the open round waits for it from now on; to meet the head exactly it would have to be faster
+    than the others are.
+    """
     member = ranks_of(state, event.site, event.attempt)
     going_on(state, to="catch up")
     if not member.ready:
@@ -100,7 +119,7 @@ def caught_up(event: CaughtUp, state: RunState, now: datetime) -> Transition:
             "off_chain", f"entry {event.position.seq} of site {event.site} is not in the log of {member.region}"
         )
     outer = state.outer
-    if event.position != head:
+    if head.seq - event.position.seq > (NEAR if outer is None else 0):
         return Transition(state)
     if outer is not None and event.site not in outer.participants:
         if remaining(state) or member.region not in outer.weights:

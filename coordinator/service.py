@@ -206,7 +206,7 @@ class CoordinatorService:
         member = state.members[site]
         head, outer = state.regions[member.region].head, state.outer
         assert head is not None
-        active = member.caught_up and report.position == head and (outer is None or site in outer.participants)
+        active = member.caught_up and (outer is None or site in outer.participants)
         return schemas.CaughtUpReply(active=active, head=head)
 
     async def upload_start(self, run: str, site: str, attempt: int, start: schemas.StartUpload) -> None:

@@ -98,6 +98,7 @@ class Driver:
             raise
         assert before.model_dump_json() == text
         self.state = done.state
+        self._forget(before)
         self._book(event, before)
         self._check(before, done)
         self._check_again(event)
@@ -113,6 +114,18 @@ class Driver:
     def pass_time(self, seconds):
         self.now += timedelta(seconds=seconds)
         return self.send(Ticked())
+
+    def _forget(self, before):
+        """Answers to open rounds are dropped only with the ranks that gave them."""
+        for name, region in before.regions.items():
+            now = self.state.regions[name].round
+            if region.round is None or now is None or now.step != region.round.step:
+                continue
+            for site in region.round.answered - now.answered:
+                assert not region.round.frozen
+                assert not self.state.members[site].ready
+                for answers in (self.accepted, self.abstained, self.refusals):
+                    answers[name, now.step].pop(site, None)
 
     def _book(self, event, before):
         """Notes what was taken in; a second answer of a site to one step would show here."""

@@ -173,25 +173,42 @@ def test_a_second_seat_of_an_attempt_joins_again():
     assert driver.live() == ["a", "b"]
 
 
-def test_catching_up_ends_at_the_head_of_the_log():
-    driver = Driver(TWO, steps=9).begin()
+def test_what_lost_ranks_had_answered_is_dropped_and_the_next_ones_answer_anew():
+    driver = Driver(THREE).begin()
+    driver.send(driver.contribution("a"))
+    driver.send(driver.contribution("b"))
     driver.send(driver.gone("b"))
-    driver.until_step(3)
+    assert driver.words.startswith("region west: step 1, waiting for 1 of 2 sites: c")
+    driver.catch_up("b")
+    assert driver.words.startswith("region west: step 1, waiting for 2 of 3 sites: b, c")
+    driver.send(driver.contribution("b", variant="other"))
+    driver.send(driver.contribution("c"))
+    driver.send(driver.gone("b"))  # too late: the round is frozen
+    assert pending(driver.state) == [AggregateRound("west", 1)]
+    driver.work()
+    assert [line["site"] for line in driver.logs["west"][-1]["contributors"]] == ["a", "b", "c"]
+
+
+def test_catching_up_ends_near_the_head_of_the_log():
+    driver = Driver(TWO, steps=12).begin()
+    driver.send(driver.gone("b"))
+    driver.until_step(8)
     driver.take_seat("b")
     driver.send(driver.layout("b"))
-    entry = driver.logs["west"][2]
+    entry = driver.logs["west"][3]
     behind = driver.state.regions["west"].head.model_copy(update={"seq": entry["seq"]})
     driver.send(driver.caught_up("b", behind))
     assert condition(driver, "b") is Condition.JOINING
-    for seq, hash_ in ((3, "1" * 64), (4, "1" * 64)):
+    for seq, hash_ in ((8, "1" * 64), (9, "1" * 64)):
         driver.refused(driver.caught_up("b", behind.model_copy(update={"seq": seq, "hash": hash_})), "off_chain")
     driver.send(driver.contribution("a"))
-    head = driver.position(driver.state.regions["west"])
-    driver.send(driver.caught_up("b", head))  # while step 4 is being aggregated
+    near = driver.position(driver.state.regions["west"]).model_copy(update={"seq": 4})
+    driver.send(driver.caught_up("b", near))  # while step 9 is being aggregated
+    assert condition(driver, "b") is Condition.ACTIVE
     driver.refused(driver.contribution("b"), "closed_without_you")
     driver.work()
     driver.send(driver.contribution("a"))
-    assert driver.words.startswith("region west: step 5, waiting for 1 of 2 sites: b")
+    assert driver.words.startswith("region west: step 10, waiting for 1 of 2 sites: b")
 
 
 # --- late sites -------------------------------------------------------------------------------------------------------
