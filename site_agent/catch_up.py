@@ -4,7 +4,8 @@ from typing import Any
 
 from algorithms import DeMo
 from api.client import CoordinatorClient
-from api.schemas import CaughtUp, CaughtUpReply, LogPage, Resume
+from api.errors import GoneError
+from api.schemas import CaughtUp, LogPage, Resume
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica
 from site_agent.settings import Session
@@ -47,24 +48,23 @@ class CatchUp:
         self._optimizer.reset_momentum()
         return goes_on
 
-    def to_head(self) -> bool:
-        """Applies all entries there are, and waits for more until the coordinator counts on this site again.
+    def to_head(self, wait: float = 0.0) -> bool:
+        """Applies all entries there are, and waits for more until the coordinator counts on this site.
 
-        False if the run has ended. The momentum stays: what was not sent is still in it.
+        From then on the open round waits for it, so that the head stays in reach. False if the run has ended. The
+        momentum stays: what was not sent is still in it. `wait`: for the first of the entries.
         """
-        wait = 0.0
+        active = False
         while True:
             page = self._page(wait)
             for header in page.items:
                 self._apply(header)
-            if page.items:
-                wait = 0.0
-                continue
-            if page.ended:
+            if page.ended and not page.items:
                 return False
-            if self._is_active():
+            if active and not page.items:
                 return True
-            wait = WAIT_S
+            active = active or self._is_active()
+            wait = 0.0 if active or page.items else WAIT_S
 
     def _page(self, wait: float) -> LogPage:
         page = None
@@ -84,8 +84,15 @@ class CatchUp:
     def _is_active(self) -> bool:
         reply = None
         if self._client is not None:
-            assert self._replica.position is not None
-            report = CaughtUp(attempt=self._session.attempt, position=self._replica.position)
-            reply = self._client.caught_up(self._session.run, self._session.site, report)
-        shared = self._ranks.share(reply.model_dump_json().encode() if reply else None)
-        return CaughtUpReply.model_validate_json(shared).active
+            reply = b"active" if self._report(self._client) else b""
+        return self._ranks.share(reply) == b"active"
+
+    def _report(self, client: CoordinatorClient) -> bool:
+        assert self._replica.position is not None
+        report = CaughtUp(attempt=self._session.attempt, position=self._replica.position)
+        try:
+            return client.caught_up(self._session.run, self._session.site, report).active
+        except GoneError as error:
+            if error.code != "run_ended":  # which the log tells, too, once all processes have ended
+                raise
+            return False

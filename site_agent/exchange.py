@@ -58,8 +58,8 @@ class Exchange:
         shards = self._ranks.gather(self._pack(optimizer, contribution))
         message = self._ranks.share(self._round_trip(optimizer, shards) if self._client is not None else None)
         self.tokens = 0
-        if message in (_ENDED, _BEHIND):
-            self.ended, self.behind = message == _ENDED, message == _BEHIND
+        self.ended, self.behind = message == _ENDED, message == _BEHIND
+        if self.ended or self.behind:
             no_rates = (0.0,) * len(optimizer.param_groups)
             return StepEntry(update=None, lr=no_rates, decay=no_rates, listed=False)
         return self._replica.read_step(message)

@@ -39,20 +39,28 @@ class OuterRounds:
         self.wait_s = 0.0
         """Spent waiting for the coordinator and moving parameters, so far."""
 
-    def after_step(self, step: int) -> bool:
-        """Takes part in the outer round after `step`, if one is due; False if the run ended meanwhile."""
-        outer = self._spec.outer
-        if outer is None or not outer_due(step, outer.every, self._spec.steps):
-            return True
-        copies = [self._replica.read_fragment(fragment) for fragment in range(outer.fragments)]
-        digests = [hashlib.sha256(copy).hexdigest() for copy in copies]
-        self._compare(digests)
+    @property
+    def due(self) -> bool:
+        """Whether an outer round follows the last step, and has not been held for all fragments."""
+        outer, replica = self._spec.outer, self._replica
+        if outer is None or replica.step == 0 or not outer_due(replica.step, outer.every, self._spec.steps):
+            return False
+        return len(replica.anchored) < outer.fragments
+
+    def hold(self) -> bool:
+        """Takes part in the outer round that is due, as far as it is still to be held; False if the run ended."""
+        outer, replica = self._spec.outer, self._replica
+        assert outer is not None
+        fragments = [fragment for fragment in range(outer.fragments) if fragment not in replica.anchored]
+        copies = {fragment: replica.read_fragment(fragment) for fragment in fragments}
+        digests = {fragment: hashlib.sha256(copy).hexdigest() for fragment, copy in copies.items()}
+        self._compare(list(digests.values()))
         started = time.monotonic()
-        number = -(-step // outer.every)
+        number = -(-replica.step // outer.every)
         agreed = self._agree(number, copies, digests) if self._client is not None else None
         self.left_out, headers = json.loads(self._ranks.share(agreed))
         for header in headers:
-            self._replica.apply_anchor(header, held=digests[header["fragment"]])
+            replica.apply_anchor(header, held=digests[header["fragment"]])
         self.wait_s += time.monotonic() - started
         return len(headers) == len(copies)
 
@@ -67,15 +75,15 @@ class OuterRounds:
         if differing:
             raise IsthmusError(f"ranks {differing} of site {self._session.site} hold other parameters than rank 0")
 
-    def _agree(self, number: int, copies: list[bytes], digests: list[str]) -> bytes:
+    def _agree(self, number: int, copies: dict[int, bytes], digests: dict[int, str]) -> bytes:
         """As JSON: whether the round is held without this site, and its anchor entries, fewer if the run has ended."""
         headers: list[dict[str, Any]] = []
         takes_part = True
         try:
             while len(headers) < len(copies):
-                missing = set(range(len(copies))) - {header["fragment"] for header in headers}
+                missing = copies.keys() - {header["fragment"] for header in headers}
                 if takes_part:
-                    takes_part = all(self._announce(number, one, copies[one], digests[one]) for one in missing)
+                    takes_part = all(self._announce(number, one, copies[one], digests[one]) for one in sorted(missing))
                 headers += self._next_anchors(self._replica.next_seq + len(headers), len(missing))
         except GoneError as error:
             if error.code != "run_ended":

@@ -40,6 +40,8 @@ class Replica:
     ) -> None:
         self.position: Position | None = None
         self.step = 0
+        self.anchored: set[int] = set()
+        """Fragments that have taken an anchor since the last step."""
         self._optimizer = optimizer
         self._model = model
         self._fragments = fragments
@@ -61,6 +63,7 @@ class Replica:
         """
         header, arrays = decode_message("entry", message)
         self._follow(header, "step")
+        self.anchored.clear()
         self._optimizer.steps = header["step"] - 1
         if header["parts"] != ([digest_arrays(arrays)] if arrays else []):
             raise IsthmusError(f"entry {header['seq']} arrived with other arrays than its header names")
@@ -87,6 +90,7 @@ class Replica:
             self._optimizer.write_parameters(tensors, _floats(self._fetch(digest)))
         self.position = resume.position
         self._optimizer.steps = self.step = resume.step
+        self.anchored = set(range(len(self._fragments)))
 
     def _load_buffers(self, start: Header) -> None:
         if start["buffers"] is not None:
@@ -95,6 +99,7 @@ class Replica:
     def apply_anchor(self, header: Header, held: str | None = None) -> None:
         """Takes the new anchor of a fragment, unless the copy that this site holds, of digest `held`, is the same."""
         self._follow(header, "anchor")
+        self.anchored.add(header["fragment"])
         self._optimizer.steps = header["step"]
         digest = header["digest"]
         if held == digest:

@@ -125,7 +125,7 @@ class Site:
         self._evaluates = reply.evaluate
         start = self._client.log(self._session.run, self._session.region, 0, 1).items[0] if self._client else None
         header = json.loads(self._local.share(json.dumps(start).encode() if start else None))
-        self._exchange.ended = not self._catch_up.enter(header, reply.resume)
+        self._go_on(self._catch_up.enter(header, reply.resume))
 
     def _join(self, model: nn.Module, optimizer: DeMo) -> bytes:
         """Presents the layout until there is an entry 0, and uploads that if this site is to (rule A3)."""
@@ -160,18 +160,21 @@ class Site:
     def _after_step(self, *_: object) -> None:
         if self._exchange.ended:
             return
-        if self._exchange.behind:
-            self._exchange.ended = not self._catch_up.to_head()
+        self._go_on(not self._exchange.behind or self._catch_up.to_head(WAIT_S))  # the entry may still be in the making
+        if self._exchange.ended:
             return
-        if not self._outer.after_step(self._step):
-            self._exchange.ended = True
-            return
-        if self._outer.left_out:
-            self._exchange.ended = not self._catch_up.to_head()
         self._metrics.flush_sometimes(self._step, self._exchange.wait_s + self._outer.wait_s)
         every = self._evaluation[1] if self._evaluation else None
         if every and self._step % every == 0 and self._step < self.spec.steps:
             self._evaluate()
+
+    def _go_on(self, running: bool) -> None:
+        """Holds the outer round that is due before the next step, and catches up with one held without this site."""
+        while running and self._outer.due:
+            running = self._outer.hold()
+            if running and self._outer.left_out:
+                running = self._catch_up.to_head()
+        self._exchange.ended = not running
 
     @property
     def _step(self) -> int:
