@@ -61,13 +61,13 @@ def end_together(agents: Agents, run: Run, folder: Path, *sites: str) -> None:
         assert seen == list(range(seen[0], seen[0] + len(seen)))
 
 
-@pytest.mark.parametrize("outer", [None, {"every": 4, "fragments": 2}])
-def test_killed_ranks_are_started_again_and_catch_up(agents: Agents, tmp_path: Path, outer: Any) -> None:
-    run = endless(agents, ["ant", "bee"], tmp_path, outer=outer)
-    (rank,) = (process for process in agents.ranks("bee") if process.cmdline()[1] == str(SCRIPTS / "linear.py"))
+@pytest.mark.parametrize(("site", "outer"), [("bee", None), ("dog", {"every": 4, "fragments": 2})])
+def test_killed_ranks_are_started_again_and_catch_up(agents: Agents, tmp_path: Path, site: str, outer: Any) -> None:
+    run = endless(agents, ["ant", site], tmp_path, outer=outer)
+    *_, rank = (process for process in agents.ranks(site) if process.cmdline()[1] == str(SCRIPTS / "linear.py"))
     rank.kill()
-    until_active(agents, run, "bee", attempt=2)
-    end_together(agents, run, tmp_path, "ant", "bee")
+    until_active(agents, run, site, attempt=2)
+    end_together(agents, run, tmp_path, "ant", site)
 
 
 def test_a_killed_agent_that_is_started_again_brings_its_site_back(agents: Agents, tmp_path: Path) -> None:
