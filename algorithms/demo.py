@@ -181,6 +181,11 @@ class DeMo(torch.optim.Optimizer):
         if settings.subtract == "aggregate":
             subtract_update(self._ownership, self._momentum(present), update, settings.alpha, step)
 
+    def reset_momentum(self) -> None:
+        """Forgets all momentum, as if no parameter had had a gradient."""
+        for state in self.state.values():
+            state.pop("momentum", None)
+
     def entry(
         self, contributions: Sequence[SparseUpdate], listed: bool, tokens: Sequence[int] | None = None
     ) -> StepEntry:

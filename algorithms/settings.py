@@ -14,6 +14,7 @@ from algorithms.updates import Codec, Indices
 __all__ = [
     "INEXACT_BASE_UPDATES",
     "PRESETS",
+    "STATEFUL_BASE_UPDATES",
     "Average",
     "BaseUpdateName",
     "Outliers",
@@ -30,6 +31,9 @@ BaseUpdateName = Literal["signum", "sgd", "adam", "muon"]
 
 INEXACT_BASE_UPDATES: frozenset[BaseUpdateName] = frozenset({"muon"})
 """Those that may give other bits on another device: sites drift apart unless outer steps re-anchor them (rule B11)."""
+
+STATEFUL_BASE_UPDATES: frozenset[BaseUpdateName] = frozenset({"adam"})
+"""Those that keep state from entry to entry: whoever joins late must apply them all."""
 
 _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "transform": get_args(Transform),

@@ -244,7 +244,16 @@ def show_run(run: str, as_json: AsJson = False) -> None:
             _print_json(found.model_dump(mode="json"))
             return
         _print_run(found, as_json)
+        _print_members(found)
         print_report(build_report(client, found), out)
+
+
+def _print_members(run: Run) -> None:
+    table = Table("site", "region", "condition", "since", "attempt", "reason")
+    for member in run.members:
+        since, reason = f"{member.since:%Y-%m-%d %H:%M:%S} UTC", member.reason.partition("\n")[0]
+        table.add_row(member.site, member.region, str(member.condition), since, str(member.attempt), reason)
+    out.print(table)
 
 
 @run_app.command("stop")
@@ -252,6 +261,34 @@ def stop_run(run: str, as_json: AsJson = False) -> None:
     """Stop a run; its sites end their processes."""
     with _Connection().client() as client:
         _print_run(client.stop_run(run), as_json)
+
+
+@run_app.command("pause")
+def pause_run(run: str, as_json: AsJson = False) -> None:
+    """Pause a run: the open round ends, no other begins; its sites keep their processes and wait."""
+    with _Connection().client() as client:
+        _print_run(client.pause_run(run), as_json)
+
+
+@run_app.command("resume")
+def resume_run(run: str, as_json: AsJson = False) -> None:
+    """Go on with a paused run."""
+    with _Connection().client() as client:
+        _print_run(client.resume_run(run), as_json)
+
+
+@run_app.command("add-site")
+def add_site(run: str, site: str, as_json: AsJson = False) -> None:
+    """Add a site to a run that goes on, or take one back that was excluded."""
+    with _Connection().client() as client:
+        _print_run(client.add_site(run, site), as_json)
+
+
+@run_app.command("remove-site")
+def exclude_site(run: str, site: str, as_json: AsJson = False) -> None:
+    """Exclude a site from a run; the others go on."""
+    with _Connection().client() as client:
+        _print_run(client.exclude_site(run, site), as_json)
 
 
 @run_app.command("delete")

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from api import schemas
 from api.errors import PROBLEM_MEDIA_TYPE, IsthmusError, Problem, ProblemError, error_from_problem
 from api.payload import MEDIA_TYPE
+from api.service import Answer
 
 __all__ = ["CoordinatorClient", "UnreachableError"]
 
@@ -192,6 +193,20 @@ class CoordinatorClient:
     def stop_run(self, run: str) -> schemas.Run:
         return schemas.Run.model_validate_json(self._send("POST", f"/v1/runs/{_segment(run)}/stop").content)
 
+    def pause_run(self, run: str) -> schemas.Run:
+        return schemas.Run.model_validate_json(self._send("POST", f"/v1/runs/{_segment(run)}/pause").content)
+
+    def resume_run(self, run: str) -> schemas.Run:
+        return schemas.Run.model_validate_json(self._send("POST", f"/v1/runs/{_segment(run)}/resume").content)
+
+    def add_site(self, run: str, site: str) -> schemas.Run:
+        path = f"/v1/runs/{_segment(run)}/sites/{_segment(site)}"
+        return schemas.Run.model_validate_json(self._send("PUT", path).content)
+
+    def exclude_site(self, run: str, site: str) -> schemas.Run:
+        path = f"/v1/runs/{_segment(run)}/sites/{_segment(site)}"
+        return schemas.Run.model_validate_json(self._send("DELETE", path).content)
+
     def model(self, run: str) -> schemas.Model:
         return self._get(schemas.Model, f"/v1/runs/{_segment(run)}/model")
 
@@ -207,6 +222,10 @@ class CoordinatorClient:
         response = self._send("PUT", f"/v1/runs/{run}/sites/{site}/layout", json=request)
         return schemas.JoinReply.model_validate_json(response.content)
 
+    def caught_up(self, run: str, site: str, report: schemas.CaughtUp) -> schemas.CaughtUpReply:
+        response = self._send("POST", f"/v1/runs/{run}/sites/{site}/caught-up", json=report)
+        return schemas.CaughtUpReply.model_validate_json(response.content)
+
     def upload_start(self, run: str, site: str, start: schemas.StartUpload) -> None:
         self._send("PUT", f"/v1/runs/{run}/sites/{site}/start", json=start)
 
@@ -214,22 +233,20 @@ class CoordinatorClient:
         response = self._send("PUT", f"/v1/runs/{run}/sites/{site}/final", json=report)
         return schemas.FinalReply.model_validate_json(response.content)
 
-    def contribute(
-        self, run: str, region: str, step: int, site: str, part: int, body: bytes, wait: float
-    ) -> bytes | None:
-        """The entry's message, or None while the round is still open."""
+    def contribute(self, run: str, region: str, step: int, site: str, part: int, body: bytes, wait: float) -> Answer:
         path = f"/v1/runs/{run}/regions/{region}/steps/{step}/contributions/{site}/parts/{part}"
-        return _message(self._send("PUT", path, body=body, params={"wait": wait}))
+        return _answer(self._send("PUT", path, body=body, params={"wait": wait}))
 
     def abstain(
         self, run: str, region: str, step: int, site: str, abstention: schemas.Abstention, wait: float
-    ) -> bytes | None:
+    ) -> Answer:
         path = f"/v1/runs/{run}/regions/{region}/steps/{step}/abstentions/{site}"
-        return _message(self._send("PUT", path, json=abstention, params={"wait": wait}))
+        return _answer(self._send("PUT", path, json=abstention, params={"wait": wait}))
 
     def update(self, run: str, region: str, step: int, part: int, wait: float) -> bytes | None:
+        """The entry's message, or None while the round is still open."""
         path = f"/v1/runs/{run}/regions/{region}/steps/{step}/update/parts/{part}"
-        return _message(self._send("GET", path, params={"wait": wait}))
+        return _answer(self._send("GET", path, params={"wait": wait})).message
 
     def log(
         self, run: str, region: str, start: int, stop: int | None = None, wait: float | None = None
@@ -282,8 +299,10 @@ def _segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _message(response: httpx.Response) -> bytes | None:
-    return response.content if response.status_code == 200 else None
+def _answer(response: httpx.Response) -> Answer:
+    if response.status_code == 200:
+        return Answer(response.content)
+    return Answer(None, response.text, accepted=response.headers.get("Isthmus-Accepted") != "false")
 
 
 def _problem_of(response: httpx.Response) -> ProblemError:

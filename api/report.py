@@ -19,7 +19,7 @@ def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
     points = client.metrics(run.id)
     outer_rounds = client.outer_rounds(run.id)
     held_out = [value for value in _series(points, "heldout_loss") if value is not None]
-    digests = {member.digest for member in run.members}
+    digests = {member.digest for member in run.members if member.condition is schemas.Condition.ACTIVE}
     return {
         "run": run.id,
         "status": str(run.status),
@@ -100,7 +100,7 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def _agreement(report: Mapping[str, Any]) -> str:
-    if any(site["digest"] is None for site in report["sites"]):
+    if all(site["digest"] is None for site in report["sites"]):
         return ""
     return "; all sites hold the same parameters" if report["digests_equal"] else "; THE SITES' PARAMETERS DIFFER"
 

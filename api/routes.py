@@ -1,7 +1,7 @@
 """The routes: who may ask, what is read, which status is answered. Everything else is the service's."""
 
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -56,6 +56,12 @@ def _require(principal: Principal, *scopes: str, site: str | None = None, run: s
         raise ForbiddenError("wrong_site", f"this token belongs to site {principal.site!r}, not to {site!r}")
     if principal.scope == "ranks" and run is not None and principal.run != run:
         raise ForbiddenError("wrong_run", f"this token belongs to run {principal.run}, not to {run}")
+
+
+def _attempt(principal: Principal) -> int:
+    """Which attempt of a site's ranks is asking; their tokens say so."""
+    assert principal.attempt is not None
+    return principal.attempt
 
 
 READERS = ("admin", "observer", "site", "ranks")
@@ -170,6 +176,30 @@ async def stop_run(run: RunId, service: Coordinator, caller: Caller) -> schemas.
     return await service.stop_run(run)
 
 
+@v1.post("/runs/{run}/pause", status_code=202)
+async def pause_run(run: RunId, service: Coordinator, caller: Caller) -> schemas.Run:
+    _require(caller, "admin")
+    return await service.pause_run(run)
+
+
+@v1.post("/runs/{run}/resume", status_code=202)
+async def resume_run(run: RunId, service: Coordinator, caller: Caller) -> schemas.Run:
+    _require(caller, "admin")
+    return await service.resume_run(run)
+
+
+@v1.put("/runs/{run}/sites/{site}", status_code=202)
+async def add_site(run: RunId, site: Name, service: Coordinator, caller: Caller) -> schemas.Run:
+    _require(caller, "admin")
+    return await service.add_site(run, site)
+
+
+@v1.delete("/runs/{run}/sites/{site}", status_code=202)
+async def exclude_site(run: RunId, site: Name, service: Coordinator, caller: Caller) -> schemas.Run:
+    _require(caller, "admin")
+    return await service.exclude_site(run, site)
+
+
 @v1.get("/runs/{run}/sites")
 async def run_sites(run: RunId, service: Coordinator, caller: Caller) -> list[schemas.MemberView]:
     _require(caller, *READERS, run=run)
@@ -205,12 +235,20 @@ async def join(
     return await service.join(run, site, request)
 
 
+@v1.post("/runs/{run}/sites/{site}/caught-up")
+async def caught_up(
+    run: RunId, site: Name, report: schemas.CaughtUp, service: Coordinator, caller: Caller
+) -> schemas.CaughtUpReply:
+    _require(caller, "ranks", site=site, run=run)
+    return await service.caught_up(run, site, report)
+
+
 @v1.put("/runs/{run}/sites/{site}/start", status_code=204)
 async def upload_start(
     run: RunId, site: Name, start: schemas.StartUpload, service: Coordinator, caller: Caller
 ) -> None:
     _require(caller, "ranks", site=site, run=run)
-    await service.upload_start(run, site, start)
+    await service.upload_start(run, site, _attempt(caller), start)
 
 
 @v1.put("/runs/{run}/sites/{site}/final")
@@ -218,14 +256,16 @@ async def report_final(
     run: RunId, site: Name, report: schemas.FinalReport, service: Coordinator, caller: Caller
 ) -> schemas.FinalReply:
     _require(caller, "ranks", site=site, run=run)
-    return await service.report_final(run, site, report)
+    return await service.report_final(run, site, _attempt(caller), report)
 
 
-def _answer(answer: Answer, waiting_status: int) -> Response:
+def _answer(answer: Answer, waiting_status: Literal[202, 204]) -> Response:
     if answer.message is not None:
         return Response(answer.message, media_type=MEDIA_TYPE)
-    body = None if waiting_status == 204 else answer.waiting_for.encode()
-    return Response(body, status_code=waiting_status, media_type="text/plain" if body else None)
+    if waiting_status == 204:
+        return Response(status_code=204)
+    accepted = {"Isthmus-Accepted": "true" if answer.accepted else "false"}
+    return Response(answer.waiting_for.encode(), status_code=202, media_type="text/plain", headers=accepted)
 
 
 @v1.put("/runs/{run}/regions/{region}/steps/{step}/contributions/{site}/parts/{part}")
@@ -244,7 +284,8 @@ async def contribute(
     if request.headers.get("content-type") != MEDIA_TYPE:
         raise UnsupportedMediaError("media_type", f"a contribution is {MEDIA_TYPE}; set Content-Type to that")
     body = await request.body()
-    return _answer(await service.contribute(run, region, step, site, part, body, min(wait, MAX_WAIT_S)), 202)
+    place = (run, region, step, site, _attempt(caller))
+    return _answer(await service.contribute(*place, part, body, min(wait, MAX_WAIT_S)), 202)
 
 
 @v1.put("/runs/{run}/regions/{region}/steps/{step}/abstentions/{site}")
@@ -259,7 +300,8 @@ async def abstain(
     wait: Wait = 0,
 ) -> Response:
     _require(caller, "ranks", site=site, run=run)
-    return _answer(await service.abstain(run, region, step, site, abstention, min(wait, MAX_WAIT_S)), 202)
+    place = (run, region, step, site, _attempt(caller))
+    return _answer(await service.abstain(*place, abstention, min(wait, MAX_WAIT_S)), 202)
 
 
 @v1.get("/runs/{run}/regions/{region}/steps/{step}/update/parts/{part}")
@@ -304,7 +346,8 @@ async def announce(
     wait: Wait = 0,
 ) -> schemas.AnnouncementReply:
     _require(caller, "ranks", site=site, run=run)
-    return await service.announce(run, number, fragment, site, announcement, min(wait, MAX_WAIT_S))
+    place = (run, number, fragment, site, _attempt(caller))
+    return await service.announce(*place, announcement, min(wait, MAX_WAIT_S))
 
 
 # --- blobs ------------------------------------------------------------------------------------------------------------

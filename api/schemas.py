@@ -119,6 +119,21 @@ class OuterSpec(Message):
     fragments: int = Field(default=1, ge=1, le=4096, description="parts of the parameters that move one by one")
 
 
+class RoundsSpec(Message):
+    """When a round closes without a site, and what becomes of sites that do not answer."""
+
+    min_sites: int = Field(default=1, ge=1, le=4096, description="live sites that a region needs to go on")
+    deadline_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=86_400,
+        description="from a round's first answer to its end without the others; default: by the delays seen so far",
+    )
+    late_rounds: int = Field(default=3, ge=1, le=10**6, description="rounds missed in a row that bench a site")
+    bench_s: float = Field(default=60.0, gt=0, le=86_400, description="for how long nobody waits for a benched site")
+    restarts: int = Field(default=3, ge=0, le=10**6, description="failures of a site's ranks before it is excluded")
+
+
 def _plain_json(value: Any, depth: int = 0) -> Any:
     """JSON that every reader takes and gives back unchanged."""
     if depth > _MAX_DEPTH:
@@ -146,6 +161,7 @@ class RunSpec(Message):
     sites: list[Name] | None = Field(default=None, min_length=1, description="default: all that are online at start")
     optimizer: OptimizerSpec = OptimizerSpec()
     outer: OuterSpec | None = None
+    rounds: RoundsSpec = RoundsSpec()
     evaluate_every: int | None = Field(default=None, ge=1, description="steps between held-out evaluations")
     seed: int = Field(default=0, ge=0, lt=2**63)
 
@@ -258,6 +274,7 @@ class RunStatus(StrEnum):
     PENDING = "pending"
     STARTING = "starting"
     RUNNING = "running"
+    PAUSED = "paused"
     STOPPING = "stopping"
     SUCCEEDED = "succeeded"
     STOPPED = "stopped"
@@ -275,11 +292,28 @@ class Position(Message):
     hash: Digest
 
 
+class Condition(StrEnum):
+    """Of a member of a run; nobody waits for one that is not active."""
+
+    ACTIVE = "active"
+    BENCHED = "benched"
+    """It missed several rounds in a row, and is left out until a time."""
+    JOINING = "joining"
+    """Its ranks have not started, or are replaying the log."""
+    AWAY = "away"
+    """Its agent has left, or sends no heartbeats."""
+    EXCLUDED = "excluded"
+    """Its ranks failed too often, or an administrator removed it."""
+
+
 class MemberView(Message):
     site: Name
     region: Name
     attempt: int
     ready: bool = Field(description="its ranks have presented their layout")
+    condition: Condition
+    since: datetime = Field(description="when it came into this condition")
+    reason: str = Field(description="why it is not active, and what ends that")
     digest: Digest | None = Field(default=None, description="of the parameters after the last entry")
 
 
@@ -311,10 +345,33 @@ class JoinRequest(Message):
     layout: dict[str, Any] = Field(description="as ParameterLayout.to_json writes it")
 
 
+class Resume(Message):
+    """Where the log may be entered: the last anchor entry of a complete outer round."""
+
+    position: Position
+    step: Step
+    anchors: list[Digest] = Field(description="blobs of the fragments, in order: together all parameters")
+
+
 class JoinReply(Message):
     layout: Digest
-    upload_start: bool = Field(description="this site is to upload entry 0 (rule A3)")
+    upload_start: bool = Field(description="this site is to upload entry 0 (rule A3); ask again while there is none")
     evaluate: bool = Field(description="this site runs the held-out evaluation (rule C10)")
+    resume: Resume | None = Field(default=None, description="load that and apply what follows; null: begin at entry 0")
+
+
+class CaughtUp(Message):
+    """The ranks of an attempt have applied every entry up to this one."""
+
+    attempt: int = Field(ge=1)
+    position: Position
+
+
+class CaughtUpReply(Message):
+    active: bool = Field(
+        description="the site takes part from now on; else wait for entries after its position, apply them, ask again"
+    )
+    head: Position
 
 
 class StartUpload(Message):

@@ -78,6 +78,7 @@ async def _serve(settings: Settings, embedded: EmbeddedRedis | None, listener: s
     await _grant_tokens(store, settings)
     for warning in await store.warnings():
         log.warning(warning)
+    await service.tick()
     app = create_app(service)
     app.add_exception_handler(RedisError, _unavailable)
     config = uvicorn.Config(

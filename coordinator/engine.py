@@ -15,15 +15,18 @@ from algorithms.codec import digest_arrays
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError
 from api.payload import encode_message
+from api.schemas import RunStatus
 from coordinator.blobs import BlobDirectory
 from coordinator.entries import step_header
+from coordinator.events import Aggregated, Averaged, Event, WorkFailed
 from coordinator.layouts import Layouts
 from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
-from coordinator.records import Aggregated, Averaged, Event, RunState, WorkFailed
+from coordinator.records import RunState
 from coordinator.rounds import aggregate_round
 from coordinator.state import AggregateRound, AverageFragment, Job, pending, transition
 from coordinator.store import Store
+from coordinator.waiting import reason_of
 
 __all__ = ["Engine"]
 
@@ -40,7 +43,7 @@ class Engine:
         self._blobs = blobs
         self._layouts = layouts
         self._changed: dict[str, asyncio.Event] = {}
-        self._status_changed = asyncio.Event()
+        self._assignments_changed = asyncio.Event()
         self._jobs: dict[tuple[str, Job], asyncio.Task[None]] = {}
         self._closing = False
 
@@ -56,11 +59,12 @@ class Engine:
             if after.state == before.state:
                 break
             if await self._store.commit(before, after, messages):
-                self._wake(run, status=after.state.status is not before.state.status)
+                self._wake(run, agents=_assignments(after.state) != _assignments(before.state))
                 break
         if after.state.status is not before.state.status:
             because = {"because": after.state.ended_because} if after.state.ended_because else {}
             log.info("run", run=run, status=str(after.state.status), **because)
+        _log_members(before.state, after.state)
         self.work(after.state)
         return after.state
 
@@ -78,22 +82,22 @@ class Engine:
                 return state
             await _wait_for(changed, min(remaining, RECHECK_S))
 
-    async def wait_for_status(self, seconds: float) -> None:
-        """Until some run changed its status, at most a second."""
+    async def wait_for_assignments(self, seconds: float) -> None:
+        """Until there is news for agents in some run, at most a second."""
         if not self._closing:
-            await _wait_for(self._status_changed, min(seconds, RECHECK_S))
+            await _wait_for(self._assignments_changed, min(seconds, RECHECK_S))
 
-    def _wake(self, run: str, *, status: bool) -> None:
+    def _wake(self, run: str, *, agents: bool) -> None:
         if (changed := self._changed.pop(run, None)) is not None:
             changed.set()
-        if status:
-            self._status_changed.set()
-            self._status_changed = asyncio.Event()
+        if agents:
+            self._assignments_changed.set()
+            self._assignments_changed = asyncio.Event()
 
     async def close(self) -> None:
         """Answers every open poll and drops unfinished work: whoever ticks next finds it again."""
         self._closing = True
-        self._status_changed.set()
+        self._assignments_changed.set()
         for changed in self._changed.values():
             changed.set()
         for task in self._jobs.values():
@@ -165,17 +169,28 @@ class Engine:
         assert state.start is not None
         assert state.spec.outer is not None
         fragment = state.outer.fragments[job.fragment]
+        digests = region_copies(state, fragment)
         copies = Copies(
             fragment=job.fragment,
             start=state.start.parameters,
             anchor=state.anchors[job.fragment],
             momentum=state.momenta[job.fragment],
-            regions=tuple(
-                (digest, state.outer.weights[name]) for name, digest in sorted(region_copies(state, fragment).items())
-            ),
+            regions=tuple((digest, state.outer.weights[name]) for name, digest in sorted(digests.items())),
         )
         anchor, momentum = await asyncio.to_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
-        await self.apply(state.id, Averaged(job.number, job.fragment, anchor, momentum))
+        await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum))
+
+
+def _assignments(state: RunState) -> tuple[RunStatus, dict[str, int]]:
+    return state.status, state.assigned
+
+
+def _log_members(before: RunState, after: RunState) -> None:
+    for site, member in after.members.items():
+        known = before.members.get(site)
+        if known is not None and known.condition is not member.condition:
+            reason = reason_of(member, after).partition("\n")[0]
+            log.info("member", run=after.id, site=site, condition=str(member.condition), reason=reason)
 
 
 def _described(job: Job) -> str:

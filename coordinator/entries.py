@@ -60,7 +60,8 @@ def step_header(state: RunState, region: Region, parts: tuple[str, ...], halving
             {"site": site, "digest": sent.digest, "tokens": sent.tokens, "halvings": halvings[site]}
             for site, sent in sorted(round_.contributions.items())
         ],
-        "abstentions": [{"site": site, "reason": reason} for site, reason in sorted(round_.abstentions.items())],
+        "abstentions": _reasons(round_.abstentions),
+        "refusals": _reasons(round_.refusals),
         "lr": [lr for _ in groups],
         "decay": [1.0 if group == "no_decay" else decay for group in groups],
         "k": optimizer.k,
@@ -68,6 +69,10 @@ def step_header(state: RunState, region: Region, parts: tuple[str, ...], halving
         "codec": optimizer.codec,
         "parts": list(parts),
     }
+
+
+def _reasons(by_site: dict[str, str]) -> list[dict[str, str]]:
+    return [{"site": site, "reason": reason} for site, reason in sorted(by_site.items())]
 
 
 def anchor_header(

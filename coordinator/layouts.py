@@ -1,17 +1,22 @@
-"""Layouts of runs, from the blobs that hold them; kept in memory, since every contribution needs one."""
+"""Layouts of runs: checked when a site presents one, and kept in memory, since every contribution needs one."""
 
 import asyncio
 import json
 
 from algorithms.layout import ParameterLayout
-from api.errors import ConflictError
+from algorithms.traffic import contribution_bytes
+from api.app import CONTRIBUTION_LIMIT
+from api.errors import ConflictError, InvalidError
 from api.payload import canonical_json
+from api.schemas import RunSpec
 from coordinator.blobs import BlobDirectory
 from coordinator.records import Layout, RunState
 
-__all__ = ["Layouts"]
+__all__ = ["Layouts", "checked_layout", "require_same_layout"]
 
 _KEPT = 32
+_HEADER_ROOM = 1 << 18
+"""For the header of a contribution, which names absent tensors."""
 
 
 class Layouts:
@@ -42,3 +47,41 @@ class Layouts:
         if len(self._by_digest) >= _KEPT:
             self._by_digest.clear()
         self._by_digest[layout.digest] = layout
+
+
+def checked_layout(value: dict[str, object], spec: RunSpec) -> ParameterLayout:
+    try:
+        layout = ParameterLayout.from_json(value)
+        "".join([*layout.groups, *layout.index]).encode()  # half of a surrogate pair is a ValueError
+        for name in ("chunk", "transform"):
+            if getattr(layout, name) != getattr(spec.optimizer, name):
+                theirs = getattr(spec.optimizer, name)
+                raise ValueError(f"the layout has {name} {getattr(layout, name)}, the run's spec {theirs}")
+        size = contribution_bytes(layout, spec.optimizer.k, spec.optimizer.codec, spec.optimizer.indices)
+        if size > CONTRIBUTION_LIMIT - _HEADER_ROOM:
+            raise ValueError(
+                f"a contribution to this model would take {size} bytes, more than the limit of {CONTRIBUTION_LIMIT}: "
+                f"lower optimizer.k (now {spec.optimizer.k}) or use codec sign"
+            )
+        if spec.outer is not None:
+            layout.fragments(spec.outer.fragments)
+    except ValueError as error:
+        raise InvalidError("bad_layout", f"layout: {error}") from None
+    return layout
+
+
+def require_same_layout(theirs: ParameterLayout, ours: ParameterLayout, site: str) -> None:
+    """Names the parameters that differ; what `checked_layout` leaves out, the state machine compares by digest."""
+    tensors = [{(t.name, t.shape, layout.groups[t.group]) for t in layout.tensors} for layout in (theirs, ours)]
+    differing = sorted({name for name, _, _ in tensors[0] ^ tensors[1]})
+    if differing:
+        shapes = [{name: list(shape) for name, shape, _ in side} for side in tensors]
+        listed = "; ".join(
+            f"{name}: {shapes[0].get(name, 'missing')} here, {shapes[1].get(name, 'missing')} in the run"
+            for name in differing[:5]
+        )
+        raise ConflictError(
+            "layout_differs",
+            f"the model at site {site} has other parameters than the run's, {len(differing)} differ ({listed}): use "
+            "the same version of the task's code at all sites",
+        )

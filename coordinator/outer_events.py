@@ -1,25 +1,25 @@
 """Transitions of an outer round: announced copies, alarms, and the anchors that end it. Pure."""
 
-from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
 from api import schemas
 from api.errors import ConflictError
-from api.schemas import RunStatus
+from api.schemas import Resume
 from coordinator.entries import anchor_header
-from coordinator.quorum import agreed_copy, all_announced
-from coordinator.records import Announced, Averaged, FragmentRound, RunState
-from coordinator.transitions import Transition, append, member_of, open_rounds, require_status, with_
+from coordinator.events import Announced, Averaged
+from coordinator.quorum import agreed_copy, all_announced, remaining
+from coordinator.records import FragmentRound, RunState
+from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member
 
-__all__ = ["announced", "averaged", "region_copies"]
+__all__ = ["announced", "averaged", "region_copies", "with_alarms"]
 
 T = TypeVar("T")
 
 
 def announced(event: Announced, state: RunState, now: datetime) -> Transition:
-    member_of(state, event.site)
-    require_status(state, RunStatus.RUNNING, to="announce a fragment")
+    ranks_of(state, event.site, event.attempt)
+    going_on(state, to="announce a fragment")
     if event.number <= state.outer_rounds:
         return Transition(state)
     outer = state.outer
@@ -29,6 +29,12 @@ def announced(event: Announced, state: RunState, now: datetime) -> Transition:
             f"outer round {event.number} is not open yet: it opens when every region has reached its step",
             context={"outer_rounds": state.outer_rounds},
         )
+    if event.site not in outer.participants:
+        raise ConflictError(
+            "not_a_participant",
+            f"outer round {event.number} goes on without {event.site}, which was not there when it opened, or has lost "
+            "its ranks since: take the anchors from the log",
+        )
     if event.fragment >= len(outer.fragments):
         raise ConflictError("no_such_fragment", f"fragment {event.fragment}: the run has {len(outer.fragments)}")
     fragment = outer.fragments[event.fragment]
@@ -36,8 +42,8 @@ def announced(event: Announced, state: RunState, now: datetime) -> Transition:
         raise ConflictError("other_bytes", f"site {event.site} has already announced another copy of the fragment")
     stored = fragment.stored | {event.digest} if event.stored else fragment.stored
     fragment = fragment.model_copy(update={"copies": {**fragment.copies, event.site: event.digest}, "stored": stored})
-    state = _with_fragment(state, event.fragment, fragment)
-    return Transition(_with_alarm(state, event.fragment) if all_announced(fragment, state) else state)
+    state = with_member(state, event.site, away="", benched_until=None)
+    return Transition(_with_fragment(state, event.fragment, fragment))
 
 
 def _with_fragment(state: RunState, index: int, fragment: FragmentRound) -> RunState:
@@ -47,65 +53,76 @@ def _with_fragment(state: RunState, index: int, fragment: FragmentRound) -> RunS
 
 
 def region_copies(state: RunState, fragment: FragmentRound) -> dict[str, str]:
-    """The digest of each region's copy: what most of its sites hold."""
-    return {name: agreed_copy(fragment.copies, state.region_members(name)) for name in state.regions}
-
-
-def _with_alarm(state: RunState, index: int) -> RunState:
-    """Sites of one region hold the same parameters bit for bit; the ones that do not are named (A11)."""
+    """The digest of each region's copy: what most of its participants hold. Regions without one have none."""
     assert state.outer is not None
-    fragment = state.outer.fragments[index]
+    sites = {name: remaining(state, name) for name in state.outer.weights}
+    return {name: agreed_copy(fragment.copies, there) for name, there in sites.items() if there}
+
+
+def with_alarms(state: RunState) -> RunState:
+    """Sites of one region hold the same parameters bit for bit; the ones that do not are named (A11)."""
+    if state.outer is None:
+        return state
     alarms = list(state.alarms)
-    for region, copy in region_copies(state, fragment).items():
-        astray = [site for site in state.region_members(region) if fragment.copies[site] != copy]
-        alarm = f"step {state.outer.step}: fragment {index} of {', '.join(astray)} differs from region {region}'s"
-        if astray and alarm not in alarms:
-            alarms.append(alarm)
+    for index, fragment in enumerate(state.outer.fragments):
+        if fragment.anchor is not None or not all_announced(fragment, state):
+            continue
+        for region, copy in region_copies(state, fragment).items():
+            astray = [site for site in remaining(state, region) if fragment.copies[site] != copy]
+            alarm = f"step {state.outer.step}: fragment {index} of {', '.join(astray)} differs from region {region}'s"
+            if astray and alarm not in alarms:
+                alarms.append(alarm)
     return with_(state, alarms=tuple(alarms))
 
 
 def averaged(event: Averaged, state: RunState, now: datetime) -> Transition:
+    """Dropped, unless it is of the copies that count now: a participant may have gone meanwhile."""
     outer = state.outer
-    if state.status is not RunStatus.RUNNING or outer is None or outer.number != event.number:
+    if not state.going_on or outer is None or outer.number != event.number:
         return Transition(state)
     fragment = outer.fragments[event.fragment]
     if fragment.anchor is not None or not all_announced(fragment, state):
         return Transition(state)
-    copies = region_copies(state, fragment)
-    participants = [(name, copies[name], outer.weights[name]) for name in copies]
-    done = fragment.model_copy(update={"anchor": event.anchor, "distinct": len(set(copies.values()))})
-    state = _with_fragment(state, event.fragment, done)
-    entries = []
-    for region in list(state.regions.values()):
-        header = anchor_header(
-            region, number=outer.number, fragment=event.fragment, digest=event.anchor, participants=participants
-        )
-        state = append(state, region, header)
-        entries.append((region.name, header))
+    if region_copies(state, fragment) != event.copies:
+        return Transition(state)
+    participants = [(name, copy, outer.weights[name]) for name, copy in event.copies.items()]
+    done = fragment.model_copy(update={"anchor": event.anchor, "distinct": len(set(event.copies.values()))})
     state = with_(
-        state,
+        _with_fragment(state, event.fragment, done),
         anchors=_replaced(state.anchors, event.fragment, event.anchor),
         momenta=_replaced(state.momenta, event.fragment, event.momentum),
     )
-    return _finish_outer(Transition(state, tuple(entries)))
+    after = Transition(state)
+    for region in state.regions.values():
+        there = region if region.step == outer.step else region.model_copy(update={"step": outer.step, "round": None})
+        header = anchor_header(
+            there, number=outer.number, fragment=event.fragment, digest=event.anchor, participants=participants
+        )
+        after = after.then(append(after.state, there, header))
+    return after.then(_outer_finished(after.state))
 
 
 def _replaced(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
     return (*values[:index], value, *values[index + 1 :])
 
 
-def _finish_outer(done: Transition) -> Transition:
-    state, outer = done.state, done.state.outer
+def _outer_finished(state: RunState) -> Transition:
+    """Once every fragment has its anchor; the logs may be entered here from now on."""
+    outer = state.outer
     assert outer is not None
     if any(fragment.anchor is None for fragment in outer.fragments):
-        return done
+        return Transition(state)
+    anchors = [fragment.anchor for fragment in outer.fragments if fragment.anchor is not None]
     summary = schemas.OuterRound(
         number=outer.number,
         step=outer.step,
-        fragments=[fragment.anchor for fragment in outer.fragments],
+        fragments=list(anchors),
         weights=outer.weights,
         distinct=sum(fragment.distinct for fragment in outer.fragments),
     )
-    regions = {name: region.model_copy(update={"tokens": 0}) for name, region in state.regions.items()}
-    state = with_(state, outer=None, outer_rounds=outer.number, regions=regions)
-    return replace(done, state=open_rounds(state), outer_round=summary)
+    regions = {}
+    for name, region in state.regions.items():
+        assert region.head is not None
+        resume = Resume(position=region.head, step=outer.step, anchors=anchors)
+        regions[name] = region.model_copy(update={"tokens": 0, "resume": resume})
+    return Transition(with_(state, outer=None, outer_rounds=outer.number, regions=regions), outer_round=summary)

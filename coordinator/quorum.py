@@ -1,21 +1,64 @@
-"""Pure: may this round close, which copy is a region's, and what a run waits for, in words."""
+"""Pure: may a round close, when will it, and which copy of a fragment is a region's."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from statistics import median
 
-from api.schemas import RunStatus
-from coordinator.records import FragmentRound, Round, RunState
+from api.schemas import RoundsSpec
+from coordinator.records import FragmentRound, Region, RunState
 
-__all__ = ["agreed_copy", "all_announced", "may_close", "waiting_for"]
+__all__ = ["agreed_copy", "all_announced", "allowance_s", "closes_at", "may_close", "remaining"]
+
+DELAYS_KEPT = 32
+_DELAYS_NEEDED = 8
+_UNTIL_THEN_S = 60.0
+_LEAST_S, _MOST_S = 10.0, 600.0
+_DEVIATIONS = 6
 
 
-def may_close(round_: Round, members: Collection[str]) -> bool:
-    """Every member has contributed or abstained."""
-    return round_.answered >= set(members)
+def allowance_s(delays: Sequence[float], rounds: RoundsSpec) -> float:
+    """Seconds from a round's first answer to its deadline: as told, or by the delays of earlier answers."""
+    if rounds.deadline_s is not None:
+        return rounds.deadline_s
+    if len(delays) < _DELAYS_NEEDED:
+        return _UNTIL_THEN_S
+    middle = median(delays)
+    deviation = median(abs(delay - middle) for delay in delays)
+    return min(max(middle + _DEVIATIONS * deviation, _LEAST_S), _MOST_S)
+
+
+def may_close(state: RunState, region: Region, now: datetime) -> bool:
+    """Every live member has answered, and enough of them; or it is the deadline, and half of them have."""
+    assert region.round is not None
+    live = set(state.live(region.name))
+    if len(live) >= state.spec.rounds.min_sites and region.round.answered >= live:
+        return True
+    deadline = closes_at(state, region)
+    return deadline is not None and now >= deadline
+
+
+def closes_at(state: RunState, region: Region) -> datetime | None:
+    """The round's deadline, if there are answers enough to close it then."""
+    if region.round is None or region.round.frozen or region.round.first_answer is None:
+        return None
+    live = state.live(region.name)
+    answers = len(region.round.answered.intersection(live))
+    if answers < state.spec.rounds.min_sites or 2 * answers < len(live):
+        return None
+    return region.round.first_answer + timedelta(seconds=allowance_s(region.delays, state.spec.rounds))
+
+
+def remaining(state: RunState, region: str | None = None) -> list[str]:
+    """Participants of the open outer round that are still waited for."""
+    assert state.outer is not None
+    return [site for site in state.live(region) if site in state.outer.participants]
 
 
 def all_announced(fragment: FragmentRound, state: RunState) -> bool:
-    return fragment.copies.keys() >= state.members.keys()
+    """Every remaining participant holds a copy that is known; somebody does."""
+    sites = remaining(state)
+    return bool(sites) and fragment.copies.keys() >= set(sites)
 
 
 def agreed_copy(copies: Mapping[str, str], members: Collection[str]) -> str:
@@ -23,61 +66,3 @@ def agreed_copy(copies: Mapping[str, str], members: Collection[str]) -> str:
     votes = Counter(copies[site] for site in members)
     most = max(votes.values())
     return next(copies[site] for site in sorted(members) if votes[copies[site]] == most)
-
-
-def _names(sites: Collection[str]) -> str:
-    return ", ".join(sorted(sites))
-
-
-def _regions_wait(state: RunState) -> list[str]:
-    sentences = []
-    for region in state.regions.values():
-        if region.round is None:
-            continue
-        members = state.region_members(region.name)
-        missing = set(members) - region.round.answered
-        step = region.round.step
-        sentences.append(
-            f"region {region.name}: step {step}, waiting for {len(missing)} of {len(members)} sites: {_names(missing)}"
-            if missing
-            else f"region {region.name}: step {step}, aggregating"
-        )
-    return sentences
-
-
-def _outer_waits(state: RunState) -> str:
-    assert state.outer is not None
-    outer = state.outer
-    open_ = [(number, fragment) for number, fragment in enumerate(outer.fragments) if fragment.anchor is None]
-    number, fragment = open_[0]
-    done, total = len(outer.fragments) - len(open_), len(outer.fragments)
-    where = f"outer round {outer.number}, fragment {number} ({done} of {total} done)"
-    missing = state.members.keys() - fragment.copies.keys()
-    if missing:
-        return f"{where}: waiting for the digests of {_names(missing)}"
-    return f"{where}: waiting for uploads, or averaging"
-
-
-def waiting_for(state: RunState) -> str:
-    """A sentence: what this run is waiting for, or why it ended."""
-    match state.status:
-        case RunStatus.PENDING:
-            return "not started yet: `isthmus run start` starts it"
-        case RunStatus.STARTING:
-            missing = [member.site for member in state.members.values() if not member.ready]
-            if missing:
-                return f"waiting for {len(missing)} of {len(state.members)} sites to join: {_names(missing)}"
-            return f"waiting for {state.donor} to upload the initial parameters"
-        case RunStatus.STOPPING:
-            there = [member.site for member in state.members.values() if not member.gone]
-            return f"waiting for the processes at {_names(there)} to end"
-        case RunStatus.RUNNING:
-            if state.outer is not None:
-                return _outer_waits(state)
-            if state.step == state.spec.steps:
-                missing = [member.site for member in state.members.values() if member.final is None]
-                if not missing:
-                    return f"all {state.step} steps done, waiting for {state.donor} to upload the parameters"
-                return f"all {state.step} steps done, waiting for the final digests of {_names(missing)}"
-            return "; ".join(_regions_wait(state))
-    return state.ended_because

@@ -1,11 +1,23 @@
-"""What a run's state is made of: plain frozen records, stored as one JSON value. And what can happen to it: events."""
+"""What a run's state is made of: plain frozen records, stored as one JSON value."""
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.schemas import Position, RunSpec, RunStatus
+from api.schemas import Condition, Position, Resume, RunSpec, RunStatus
+
+__all__ = [
+    "FragmentRound",
+    "Layout",
+    "Member",
+    "OuterRound",
+    "Record",
+    "Region",
+    "Round",
+    "RunState",
+    "Sent",
+    "Start",
+]
 
 
 class Record(BaseModel):
@@ -20,38 +32,91 @@ class Sent(Record):
 
 
 class Round(Record):
-    """The exchange for one inner step of one region; `frozen` once its contributors can no longer change (A4)."""
+    """The exchange for one inner step of one region; `frozen` once its contributors can no longer change (A4).
+
+    `refusals`: why the contribution of a site was refused; it has answered, unless it sends a better one.
+    """
 
     step: int
     contributions: dict[str, Sent] = Field(default_factory=dict)
     abstentions: dict[str, str] = Field(default_factory=dict)
+    refusals: dict[str, str] = Field(default_factory=dict)
+    first_answer: datetime | None = None
     frozen: bool = False
 
     @property
     def answered(self) -> set[str]:
-        return {*self.contributions, *self.abstentions}
+        return {*self.contributions, *self.abstentions, *self.refusals}
 
 
 class Region(Record):
-    """Sites that share one log. `tokens`: trained on since the last anchor (A12)."""
+    """Sites that share one log.
+
+    `tokens`: trained on since the last anchor (A12). `delays`: seconds from a round's first answer to each later one,
+    the last few. `resume`: where the log may be entered instead of at entry 0.
+    """
 
     name: str
     step: int = 0
     head: Position | None = None
     tokens: int = 0
     round: Round | None = None
+    delays: tuple[float, ...] = ()
+    resume: Resume | None = None
 
 
 class Member(Record):
-    """A site in a run. `seat` is the hash of what its ranks were given to be known by."""
+    """A site in a run, with one attempt of its ranks at a time.
+
+    Attributes:
+        since: when it came into its present condition.
+        seat: hash of what its ranks are known by; None before they start.
+        ready: they have presented their layout.
+        caught_up: they hold the head of the region's log, or have since they did.
+        gone: they have ended after all that was asked of them; or, in a run that stops, ended at all.
+        final: the digest that they ended with.
+        failures: of ranks, since the last listed contribution; `failure` is the last one.
+        missed: rounds in a row that closed without its answer.
+        benched_until, away, excluded: set while this holds; `away` and `excluded` are the reasons.
+    """
 
     site: str
     region: str
+    since: datetime
     attempt: int = 1
     seat: str | None = None
     ready: bool = False
+    caught_up: bool = False
     gone: bool = False
     final: str | None = None
+    failures: int = 0
+    failure: str = ""
+    missed: int = 0
+    benched_until: datetime | None = None
+    away: str = ""
+    excluded: str = ""
+
+    @property
+    def condition(self) -> Condition:
+        if self.excluded:
+            return Condition.EXCLUDED
+        if self.away:
+            return Condition.AWAY
+        if not self.caught_up:
+            return Condition.JOINING
+        if self.benched_until is not None:
+            return Condition.BENCHED
+        return Condition.ACTIVE
+
+    @property
+    def live(self) -> bool:
+        """Whether it is waited for."""
+        return self.condition is Condition.ACTIVE
+
+    @property
+    def present(self) -> bool:
+        """Whether its agent is there and wanted, whatever its ranks do."""
+        return not self.excluded and not self.away
 
 
 class FragmentRound(Record):
@@ -64,11 +129,16 @@ class FragmentRound(Record):
 
 
 class OuterRound(Record):
-    """An outer step in progress; `weights` (tokens by region) are fixed at its opening (A12)."""
+    """An outer step in progress.
+
+    `weights`, tokens by region, are those of the opening (A12), of regions that had a live member then. Only
+    `participants` are averaged: who was live then, and has kept its ranks since.
+    """
 
     number: int
     step: int
     weights: dict[str, int]
+    participants: frozenset[str]
     fragments: tuple[FragmentRound, ...]
 
 
@@ -106,146 +176,39 @@ class RunState(Record):
     alarms: tuple[str, ...] = ()
 
     @property
-    def donor(self) -> str:
-        """The lowest-named member: it uploads entry 0 (A3) and evaluates (C10)."""
-        return min(self.members)
-
-    def region_members(self, region: str) -> list[str]:
-        return sorted(member.site for member in self.members.values() if member.region == region)
+    def going_on(self) -> bool:
+        """Entry 0 is in the logs, and the run has not been told to stop."""
+        return self.status in (RunStatus.RUNNING, RunStatus.PAUSED)
 
     @property
     def step(self) -> int:
         return min((region.step for region in self.regions.values()), default=0)
 
+    def live(self, region: str | None = None) -> list[str]:
+        """Active members, of one region or of all."""
+        return sorted(
+            member.site for member in self.members.values() if member.live and region in (None, member.region)
+        )
 
-# --- events -----------------------------------------------------------------------------------------------------------
+    def present(self, region: str | None = None) -> list[str]:
+        return sorted(
+            member.site for member in self.members.values() if member.present and region in (None, member.region)
+        )
 
+    @property
+    def first_site(self) -> str | None:
+        """The lowest-named of those that are there: it uploads entry 0 (A3), or evaluates (C10)."""
+        return min(self.live() if self.going_on else self.present(), default=None)
 
-@dataclass(frozen=True)
-class StartRequested:
-    sites: dict[str, str]
-    """Region by site."""
+    @property
+    def model_site(self) -> str | None:
+        """Who gives the trained parameters, if they are not the anchors: the lowest-named live site with ranks."""
+        return min((site for site in self.live() if not self.members[site].gone), default=None)
 
-
-@dataclass(frozen=True)
-class StopRequested:
-    pass
-
-
-@dataclass(frozen=True)
-class SeatTaken:
-    """The site's agent is about to start ranks, which will be known by this hash."""
-
-    site: str
-    attempt: int
-    seat: str
-
-
-@dataclass(frozen=True)
-class LayoutPresented:
-    site: str
-    attempt: int
-    layout: Layout
-
-
-@dataclass(frozen=True)
-class StartUploaded:
-    site: str
-    start: Start
-
-
-@dataclass(frozen=True)
-class Contributed:
-    site: str
-    region: str
-    step: int
-    position: Position
-    sent: Sent
-
-
-@dataclass(frozen=True)
-class Abstained:
-    site: str
-    region: str
-    step: int
-    position: Position
-    reason: str
-
-
-@dataclass(frozen=True)
-class Aggregated:
-    """A frozen round was aggregated: digests of the update's arrays, and the halvings of outliers by site."""
-
-    region: str
-    step: int
-    parts: tuple[str, ...]
-    halvings: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Announced:
-    site: str
-    number: int
-    fragment: int
-    digest: str
-    stored: bool
-
-
-@dataclass(frozen=True)
-class Averaged:
-    """The outer step of one fragment was computed: blobs of its new anchor and of its outer momentum."""
-
-    number: int
-    fragment: int
-    anchor: str
-    momentum: str | None
-
-
-@dataclass(frozen=True)
-class FinalReported:
-    site: str
-    seq: int
-    digest: str
-    stored: bool
-
-
-@dataclass(frozen=True)
-class ProcessesGone:
-    """The site's agent no longer runs any process of this run; `exit_code` is None if it never saw one end."""
-
-    site: str
-    exit_code: int | None = None
-    rank: int | None = None
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class WorkFailed:
-    """Aggregating or averaging failed; `final` if trying again is no use."""
-
-    because: str
-    final: bool = False
-
-
-@dataclass(frozen=True)
-class SiteLost:
-    site: str
-    because: str
-
-
-Event = (
-    StartRequested
-    | StopRequested
-    | SeatTaken
-    | LayoutPresented
-    | StartUploaded
-    | Contributed
-    | Abstained
-    | Aggregated
-    | Announced
-    | Averaged
-    | FinalReported
-    | ProcessesGone
-    | SiteLost
-    | WorkFailed
-)
+    @property
+    def assigned(self) -> dict[str, int]:
+        """Which attempt each site should be running."""
+        if self.status is not RunStatus.STARTING and not self.going_on:
+            return {}
+        wanted = (member for member in self.members.values() if not member.excluded and not member.gone)
+        return {member.site: member.attempt for member in wanted}

@@ -1,36 +1,37 @@
-"""Transitions of a round: contributions and abstentions, freeze, and the entry that closes it. Pure."""
+"""Transitions of a round: answers of sites, freeze, and the entry that closes it. Pure."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 
 from api.errors import ConflictError, ForbiddenError, GoneError
-from api.schemas import RunStatus
 from coordinator.entries import step_header
-from coordinator.quorum import may_close
-from coordinator.records import Abstained, Aggregated, Contributed, Region, Round, RunState
-from coordinator.transitions import Transition, append, member_of, open_rounds, require_status, with_region
+from coordinator.events import Abstained, Aggregated, Answer, Contributed, Refused
+from coordinator.quorum import DELAYS_KEPT
+from coordinator.records import Region, Round, RunState
+from coordinator.transitions import Transition, append, going_on, ranks_of, with_member, with_region
 
-__all__ = ["abstained", "aggregated", "contributed"]
+__all__ = ["abstained", "aggregated", "contributed", "emptied", "frozen", "refused"]
 
 
-def _open_round(state: RunState, event: Contributed | Abstained) -> tuple[Region, Round]:
+def _open_round(state: RunState, event: Answer) -> tuple[Region, Round]:
     """The region and its round, if the event's site, step and position belong to it."""
-    member = member_of(state, event.site)
+    member = ranks_of(state, event.site, event.attempt)
     if member.region != event.region:
         raise ForbiddenError("wrong_region", f"site {event.site} is in region {member.region}, not in {event.region}")
-    require_status(state, RunStatus.RUNNING, to="contribute")
+    going_on(state, to="contribute")
     region = state.regions[event.region]
     context = {"step": region.step, "round": region.round.step if region.round else None}
     if event.step <= region.step:
         raise GoneError("closed_without_you", f"the round of step {event.step} is closed", context=context)
-    if region.round is None or event.step != region.round.step:
-        raise ConflictError(
-            "round_not_open", f"step {event.step} of region {region.name} is not open; see context", context=context
-        )
-    if region.head != event.position:
+    if event.step == region.step + 1 and region.head != event.position:
         raise ConflictError(
             "off_chain",
             f"site {event.site} is at entry {event.position.seq} ({event.position.hash[:12]}), region {region.name} at "
             f"another; load the log again from entry 0",
+        )
+    if region.round is None or event.step != region.round.step:
+        raise ConflictError(
+            "round_not_open", f"step {event.step} of region {region.name} is not open; see context", context=context
         )
     return region, region.round
 
@@ -44,8 +45,9 @@ def contributed(event: Contributed, state: RunState, now: datetime) -> Transitio
         raise ConflictError(
             "other_bytes", f"site {event.site} has already answered step {event.step} with something else"
         )
+    refusals = {site: reason for site, reason in round_.refusals.items() if site != event.site}
     contributions = {**round_.contributions, event.site: event.sent}
-    return _answered(state, region, round_.model_copy(update={"contributions": contributions}))
+    return _answered(state, event, region, now, contributions=contributions, refusals=refusals)
 
 
 def abstained(event: Abstained, state: RunState, now: datetime) -> Transition:
@@ -54,33 +56,69 @@ def abstained(event: Abstained, state: RunState, now: datetime) -> Transition:
         return Transition(state)
     if event.site in round_.contributions:
         raise ConflictError("other_bytes", f"site {event.site} has already contributed to step {event.step}")
+    refusals = {site: reason for site, reason in round_.refusals.items() if site != event.site}
     abstentions = {**round_.abstentions, event.site: event.reason}
-    return _answered(state, region, round_.model_copy(update={"abstentions": abstentions}))
+    return _answered(state, event, region, now, abstentions=abstentions, refusals=refusals)
 
 
-def _answered(state: RunState, region: Region, round_: Round) -> Transition:
-    if may_close(round_, state.region_members(region.name)):
-        round_ = round_.model_copy(update={"frozen": True})
-    region = region.model_copy(update={"round": round_})
-    state = with_region(state, region)
-    if round_.frozen and not round_.contributions:
-        return _close(state, region, parts=(), halvings={})
-    return Transition(state)
+def refused(event: Refused, state: RunState, now: datetime) -> Transition:
+    """Noted as an answer, so that nobody waits for this site; what it has answered well stays."""
+    region, round_ = _open_round(state, event)
+    if event.site in round_.answered:
+        return Transition(state)
+    return _answered(state, event, region, now, refusals={**round_.refusals, event.site: event.reason})
+
+
+def _answered(state: RunState, event: Answer, region: Region, now: datetime, **answers: Any) -> Transition:
+    """Whoever answers at the head of the log is there: not away, not benched, not behind."""
+    round_ = region.round
+    assert round_ is not None
+    if round_.frozen:
+        raise GoneError(
+            "closed_without_you",
+            f"step {event.step} is being aggregated without {event.site}: take its entry instead",
+            context={"seq": event.position.seq + 1},
+        )
+    delays = region.delays
+    if round_.first_answer is not None and event.site not in round_.answered:
+        delay = round(max((now - round_.first_answer).total_seconds(), 0.0), 3)
+        delays = (*delays, delay)[-DELAYS_KEPT:]
+    round_ = round_.model_copy(update={**answers, "first_answer": round_.first_answer or now})
+    state = with_region(state, region.name, round=round_, delays=delays)
+    changes = {"caught_up": True, "away": "", "benched_until": None, "missed": 0}
+    return Transition(with_member(state, event.site, **changes))
+
+
+def frozen(state: RunState, region: Region, now: datetime) -> RunState:
+    """The round's contributors are final; whoever was waited for in vain has missed it."""
+    assert region.round is not None
+    rounds = state.spec.rounds
+    for site in set(state.live(region.name)) - region.round.answered:
+        missed = state.members[site].missed + 1
+        late = missed >= rounds.late_rounds
+        until = now + timedelta(seconds=rounds.bench_s) if late else None
+        state = with_member(state, site, missed=missed, benched_until=until)
+    return with_region(state, region.name, round=region.round.model_copy(update={"frozen": True}))
 
 
 def aggregated(event: Aggregated, state: RunState, now: datetime) -> Transition:
     region = state.regions[event.region]
     round_ = region.round
-    if state.status is not RunStatus.RUNNING or round_ is None or round_.step != event.step or not round_.frozen:
+    if not state.going_on or round_ is None or round_.step != event.step or not round_.frozen:
         return Transition(state)
-    return _close(state, region, event.parts, event.halvings)
+    return _closed(state, region, event.parts, event.halvings)
 
 
-def _close(state: RunState, region: Region, parts: tuple[str, ...], halvings: dict[str, int]) -> Transition:
-    assert region.round is not None
+def emptied(state: RunState, region: Region) -> Transition:
+    """A frozen round without contributions has an empty entry (A7)."""
+    return _closed(state, region, parts=(), halvings={})
+
+
+def _closed(state: RunState, region: Region, parts: tuple[str, ...], halvings: dict[str, int]) -> Transition:
     round_ = region.round
+    assert round_ is not None
     header = step_header(state, region, parts, halvings)
+    for site in round_.contributions:
+        state = with_member(state, site, failures=0)
     tokens = region.tokens + sum(sent.tokens for sent in round_.contributions.values())
-    closed = region.model_copy(update={"step": round_.step, "round": None, "tokens": tokens})
-    state = append(state, closed, header)
-    return Transition(open_rounds(state), ((region.name, header),), ((region.name, round_),))
+    return append(state, region.model_copy(update={"step": round_.step, "round": None, "tokens": tokens}), header)

@@ -14,7 +14,7 @@ from api.errors import ConflictError, InvalidError, faults_of
 from api.payload import decode_message
 from api.schemas import PROTOCOL_VERSION, ContributionHeader, OptimizerSpec
 
-__all__ = ["aggregate_round", "check_header", "read_contribution"]
+__all__ = ["aggregate_round", "check_header", "read_contribution", "read_header", "read_update"]
 
 
 def read_contribution(
@@ -26,19 +26,35 @@ def read_contribution(
         ConflictError: made for another layout or with other settings than the run's.
         InvalidError: malformed; the detail names the tensor and the reason.
     """
+    header, arrays = read_header(body, layout, optimizer)
+    return header, read_update(header, arrays, layout, optimizer)
+
+
+def read_header(
+    body: bytes, layout: ParameterLayout, optimizer: OptimizerSpec
+) -> tuple[ContributionHeader, dict[str, NDArray[Any]]]:
+    """The header, checked, and the packed arrays, as they are."""
     try:
         raw, arrays = decode_message("contribution", body)
         header = ContributionHeader.model_validate(raw)
-        check_header(header, layout, optimizer)
-        update = unpack_contribution(
-            arrays, layout, codec=optimizer.codec, k=optimizer.k, absent=header.absent, indices=optimizer.indices
-        )
     except ValidationError as error:
         faults = faults_of(error.errors())
         raise InvalidError("bad_contribution", f"contribution header: {'; '.join(faults[:5])}", errors=faults) from None
     except ValueError as error:
         raise InvalidError("bad_contribution", str(error)) from None
-    return header, update
+    check_header(header, layout, optimizer)
+    return header, arrays
+
+
+def read_update(
+    header: ContributionHeader, arrays: Mapping[str, NDArray[Any]], layout: ParameterLayout, optimizer: OptimizerSpec
+) -> SparseUpdate:
+    try:
+        return unpack_contribution(
+            arrays, layout, codec=optimizer.codec, k=optimizer.k, absent=header.absent, indices=optimizer.indices
+        )
+    except ValueError as error:
+        raise InvalidError("bad_contribution", str(error)) from None
 
 
 def check_header(header: ContributionHeader, layout: ParameterLayout, optimizer: OptimizerSpec) -> None:

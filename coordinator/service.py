@@ -1,54 +1,47 @@
 """CoordinatorService: what the API asks for, in terms of the engine, the store and the blobs."""
 
 import asyncio
-import hashlib
 import math
 import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import structlog
 from redis.exceptions import RedisError
 
-from algorithms.layout import ParameterLayout
-from algorithms.traffic import contribution_bytes, parameters_bytes
+from algorithms.settings import STATEFUL_BASE_UPDATES
+from algorithms.traffic import parameters_bytes
 from api import schemas
-from api.app import CONTRIBUTION_LIMIT
-from api.errors import ConflictError, ForbiddenError, GoneError, InvalidError, NotFoundError, ProblemError
-from api.payload import digest_json, encode_message
+from api.errors import ConflictError, InvalidError, NotFoundError, ProblemError
+from api.payload import digest_json
 from api.schemas import RunStatus
 from api.service import Answer, Principal
 from coordinator.blobs import BlobDirectory
 from coordinator.engine import Engine
-from coordinator.layouts import Layouts
-from coordinator.quorum import waiting_for
-from coordinator.records import (
-    Abstained,
-    Announced,
-    Contributed,
+from coordinator.events import (
+    CaughtUp,
     FinalReported,
     LayoutPresented,
-    RunState,
+    PauseRequested,
+    ResumeRequested,
     SeatTaken,
-    Sent,
-    Start,
+    SiteAdded,
+    SiteRemoved,
     StartRequested,
     StartUploaded,
     StopRequested,
+    Ticked,
 )
-from coordinator.rounds import read_contribution
+from coordinator.exchanges import Exchanges
+from coordinator.layouts import Layouts, checked_layout, require_same_layout
+from coordinator.records import RunState, Start
 from coordinator.settings import Settings
 from coordinator.sites import Sites
+from coordinator.state import due_at, transition
 from coordinator.store import Store, hashed
+from coordinator.views import run_view
 
 __all__ = ["CoordinatorService"]
-
-_PAGE = 500
-"""Entries in one page of the log."""
-_MESSAGES_KEPT = 16
-_HEADER_ROOM = 1 << 18
-"""For the header of a contribution, which names absent tensors."""
 
 log = structlog.get_logger()
 
@@ -63,22 +56,32 @@ class CoordinatorService:
         self._layouts = Layouts(blobs)
         self._engine = Engine(store, blobs, self._layouts)
         self._sites = Sites(store, self._engine, settings)
-        self._messages: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
-        self._ticked = 0.0
+        self._exchanges = Exchanges(store, blobs, self._layouts, self._engine)
+        self._ticked = self._outage_s = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def keep_ticking(self) -> None:
-        """Looks at leases and unfinished work until closed; an unreachable Redis is reported and tried again."""
+        """Looks at leases, deadlines and unfinished work until closed; tries again while Redis is unreachable."""
         while not self._engine.closing:
             try:
-                await self._sites.expire(await self._store.tick(self._settings.tick_s, self._settings.lease_s))
-                for state in await self._store.active():
-                    self._engine.work(state)
+                await self.tick()
                 self._ticked = asyncio.get_running_loop().time()
             except (RedisError, ProblemError) as error:
                 log.warning("tick failed, to be tried again", error=str(error))
             await asyncio.sleep(self._settings.tick_s)
+
+    async def tick(self) -> None:
+        """What time has made due. To be done once before any request is answered: an outage is noticed here (A6)."""
+        now, outage_s = await self._store.tick(self._settings.tick_s, self._settings.lease_s)
+        self._outage_s += outage_s
+        for state in await self._store.active():
+            due = due_at(state)
+            if self._outage_s or (due is not None and due <= now):
+                await self._engine.apply(state.id, Ticked(self._outage_s))
+            self._engine.work(state)
+        self._outage_s = 0.0
+        await self._sites.expire(now)
 
     async def close(self) -> None:
         await self._engine.close()
@@ -141,7 +144,7 @@ class CoordinatorService:
         return [await self.run(run) for run in await self._store.runs()]
 
     async def run(self, run: str) -> schemas.Run:
-        return _view((await self._store.load(run)).state)
+        return run_view((await self._store.load(run)).state)
 
     async def delete_run(self, run: str) -> None:
         while True:
@@ -155,32 +158,58 @@ class CoordinatorService:
     async def start_run(self, run: str) -> schemas.Run:
         state = (await self._store.load(run)).state
         if state.status in (RunStatus.STARTING, RunStatus.RUNNING):  # the answer to an earlier request was lost
-            return _view(state)
-        return _view(await self._engine.apply(run, StartRequested(await self._sites.choose(state.spec))))
+            return run_view(state)
+        return run_view(await self._engine.apply(run, StartRequested(await self._sites.choose(state.spec))))
 
     async def stop_run(self, run: str) -> schemas.Run:
-        return _view(await self._engine.apply(run, StopRequested()))
+        return run_view(await self._engine.apply(run, StopRequested()))
+
+    async def pause_run(self, run: str) -> schemas.Run:
+        return run_view(await self._engine.apply(run, PauseRequested()))
+
+    async def resume_run(self, run: str) -> schemas.Run:
+        return run_view(await self._engine.apply(run, ResumeRequested()))
+
+    async def add_site(self, run: str, site: str) -> schemas.Run:
+        spec = (await self._store.load(run)).state.spec
+        return run_view(await self._engine.apply(run, SiteAdded(site, await self._sites.region_of(site, spec))))
+
+    async def exclude_site(self, run: str, site: str) -> schemas.Run:
+        return run_view(await self._engine.apply(run, SiteRemoved(site, "removed by an administrator")))
 
     async def take_seat(self, run: str, site: str, seat: schemas.Seat) -> None:
-        member = (await self._store.load(run)).state.members.get(site)
-        if member is None or member.attempt != seat.attempt:
-            raise ForbiddenError("not_a_member", f"run {run} has no attempt {seat.attempt} of site {site}")
         secret_hash = hashed(seat.secret)
+        event = SeatTaken(site, seat.attempt, secret_hash)
+        transition((await self._store.load(run)).state, event, await self._store.now())
         principal = {"scope": "ranks", "run": run, "site": site, "attempt": seat.attempt}
-        await self._store.claim(secret_hash, principal)
-        await self._engine.apply(run, SeatTaken(site, seat.attempt, secret_hash))
+        await self._store.claim(secret_hash, principal, for_good=False)
+        await self._engine.apply(run, event)
 
     async def join(self, run: str, site: str, request: schemas.JoinRequest) -> schemas.JoinReply:
         state = (await self._store.load(run)).state
-        layout = await asyncio.to_thread(_checked_layout, request.layout, state.spec)
+        layout = await asyncio.to_thread(checked_layout, request.layout, state.spec)
         if state.layout is not None:
-            _same_layout(layout, await self._layouts.of(state), site)
+            require_same_layout(layout, await self._layouts.of(state), site)
         event = LayoutPresented(site, request.attempt, await self._layouts.save(layout))
         state = await self._engine.apply(run, event)
-        donor = site == state.donor
-        return schemas.JoinReply(layout=layout.digest, upload_start=donor and state.start is None, evaluate=donor)
+        first = min(state.first_site or site, site)
+        replays_all = state.spec.optimizer.base_update in STATEFUL_BASE_UPDATES
+        return schemas.JoinReply(
+            layout=layout.digest,
+            upload_start=site == state.first_site and state.start is None,
+            evaluate=site == first,
+            resume=None if replays_all else state.regions[state.members[site].region].resume,
+        )
 
-    async def upload_start(self, run: str, site: str, start: schemas.StartUpload) -> None:
+    async def caught_up(self, run: str, site: str, report: schemas.CaughtUp) -> schemas.CaughtUpReply:
+        state = await self._engine.apply(run, CaughtUp(site, report.attempt, report.position))
+        member = state.members[site]
+        head, outer = state.regions[member.region].head, state.outer
+        assert head is not None
+        active = member.caught_up and (outer is None or site in outer.participants)
+        return schemas.CaughtUpReply(active=active, head=head)
+
+    async def upload_start(self, run: str, site: str, attempt: int, start: schemas.StartUpload) -> None:
         state = (await self._store.load(run)).state
         layout = await self._layouts.of(state)
         size = self._blobs.size(start.parameters)
@@ -192,13 +221,14 @@ class CoordinatorService:
             )
         if start.buffers is not None:
             self._blobs.size(start.buffers)
-        await self._engine.apply(run, StartUploaded(site, Start(parameters=start.parameters, buffers=start.buffers)))
+        entry = Start(parameters=start.parameters, buffers=start.buffers)
+        await self._engine.apply(run, StartUploaded(site, attempt, entry))
 
-    async def report_final(self, run: str, site: str, report: schemas.FinalReport) -> schemas.FinalReply:
-        event = FinalReported(site, report.seq, report.digest, stored=self._blobs.has(report.digest))
+    async def report_final(self, run: str, site: str, attempt: int, report: schemas.FinalReport) -> schemas.FinalReply:
+        event = FinalReported(site, attempt, report.seq, report.digest, stored=self._blobs.has(report.digest))
         state = await self._engine.apply(run, event)
-        wanted = state.spec.outer is None and site == state.donor and not event.stored
-        return schemas.FinalReply(upload=wanted)
+        wanted = state.spec.outer is None and not state.final_stored and site == state.model_site
+        return schemas.FinalReply(upload=wanted and not state.status.terminal)
 
     async def model(self, run: str) -> schemas.Model:
         state = (await self._store.load(run)).state
@@ -206,8 +236,7 @@ class CoordinatorService:
             raise ConflictError(
                 "no_model", f"run {run} is {state.status}: the trained model is there once it succeeded"
             )
-        digest = state.members[state.donor].final
-        assert digest is not None
+        digest = next(member.final for member in state.members.values() if member.final is not None)
         blobs = [anchor for anchor in state.anchors if anchor is not None] if state.spec.outer else [digest]
         layout = await self._layouts.of(state)
         return schemas.Model(run=run, step=state.step, digest=digest, layout=layout.to_json(), blobs=blobs)
@@ -216,130 +245,40 @@ class CoordinatorService:
         await self._store.load(run)
         return await self._store.outer_rounds(run)
 
-    # --- rounds -------------------------------------------------------------------------------------------------------
+    # --- rounds and the log -------------------------------------------------------------------------------------------
 
     async def contribute(
-        self, run: str, region: str, step: int, site: str, part: int, body: bytes, wait: float
+        self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
     ) -> Answer:
-        state = (await self._store.load(run)).state
-        digest = hashlib.sha256(body).hexdigest()
-        if _closed(state, region, step):
-            return await self._answer_closed(run, region, step, site, digest)
-        layout = await self._layouts.of(state)
-        header, _ = await asyncio.to_thread(read_contribution, body, layout, state.spec.optimizer)
-        _same_place(header, run=run, region=region, step=step, site=site, part=part)
-        await self._store.put_payload(run, digest, body)
-        sent = Sent(digest=digest, tokens=header.tokens)
-        return await self._take_in(run, Contributed(site, region, step, header.position, sent), digest, wait)
+        await self._sites.heard(site)
+        return await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
 
     async def abstain(
-        self, run: str, region: str, step: int, site: str, abstention: schemas.Abstention, wait: float
+        self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
     ) -> Answer:
-        state = (await self._store.load(run)).state
-        if _closed(state, region, step):
-            return await self._answer_closed(run, region, step, site, None)
-        event = Abstained(site, region, step, abstention.position, abstention.reason)
-        return await self._take_in(run, event, None, wait)
-
-    async def _take_in(self, run: str, event: Contributed | Abstained, digest: str | None, wait: float) -> Answer:
-        try:
-            await self._engine.apply(run, event)
-        except GoneError as error:
-            if error.code == "closed_without_you":  # the same bytes, sent twice, closed the round meanwhile
-                return await self._answer_closed(run, event.region, event.step, event.site, digest)
-            raise
-        return await self._await_update(run, event.region, event.step, wait)
-
-    async def _await_update(self, run: str, region: str, step: int, wait: float) -> Answer:
-        def over(state: RunState) -> bool:
-            return _closed(state, region, step) or state.status is not RunStatus.RUNNING
-
-        state = await self._engine.wait(run, over, wait)
-        if not _closed(state, region, step):
-            if state.status.terminal or state.status is RunStatus.STOPPING:
-                raise GoneError("run_ended", f"run {run} is {state.status}: {state.ended_because}")
-            return Answer(None, waiting_for(state))
-        seq = await self._store.seq_of_step(run, region, step)
-        assert seq is not None
-        return Answer(await self._message(run, region, seq))
-
-    async def _answer_closed(self, run: str, region: str, step: int, site: str, digest: str | None) -> Answer:
-        """The update, if the entry lists what the site sent (A1); `digest` None: if it abstained."""
-        seq = await self._store.seq_of_step(run, region, step)
-        assert seq is not None
-        (header,) = await self._store.entries(run, region, seq, seq + 1)
-        if digest is None:
-            listed = any(abstention["site"] == site for abstention in header["abstentions"])
-        else:
-            listed = any((sent["site"], sent["digest"]) == (site, digest) for sent in header["contributors"])
-        if not listed:
-            raise GoneError(
-                "closed_without_you",
-                f"the round of step {step} is closed and does not list what {site} sent: take its entry {seq} instead",
-                context={"seq": seq},
-            )
-        return Answer(await self._message(run, region, seq))
+        await self._sites.heard(site)
+        return await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
 
     async def update(self, run: str, region: str, step: int, part: int, wait: float) -> Answer:
-        _only_part(part)
-        state = (await self._store.load(run)).state
-        _known_region(state, region)
-        if step > state.spec.steps:
-            raise NotFoundError("step_not_found", f"run {run} has {state.spec.steps} steps: there is no step {step}")
-        return await self._await_update(run, region, step, wait)
-
-    # --- the log ------------------------------------------------------------------------------------------------------
+        return await self._exchanges.update(run, region, step, part, wait)
 
     async def log(self, run: str, region: str, start: int, stop: int | None, wait: float) -> schemas.LogPage:
-        def over(state: RunState) -> bool:
-            head = state.regions[region].head
-            return state.status.terminal or (head is not None and head.seq >= start)
-
-        _known_region((await self._store.load(run)).state, region)
-        state = await self._engine.wait(run, over, wait)
-        end = start + _PAGE if stop is None else min(stop, start + _PAGE)
-        headers = await self._store.entries(run, region, start, end)
-        return schemas.LogPage(items=headers, head=state.regions[region].head, ended=state.status.terminal)
+        return await self._exchanges.log(run, region, start, stop, wait)
 
     async def entry(self, run: str, region: str, seq: int, part: int) -> bytes:
-        _only_part(part)
-        _known_region((await self._store.load(run)).state, region)
-        return await self._message(run, region, seq)
-
-    async def _message(self, run: str, region: str, seq: int) -> bytes:
-        key = (run, region, seq)
-        if key not in self._messages:
-            headers = await self._store.entries(run, region, seq, seq + 1)
-            if not headers:
-                raise NotFoundError(
-                    "entry_not_found", f"the log of region {region} in run {run} has no entry {seq} yet"
-                )
-            blob = await self._store.message_blob(run, region, seq)
-            if blob is None:
-                self._messages[key] = encode_message("entry", headers[0], {})
-            else:
-                self._messages[key] = await asyncio.to_thread(self._blobs.path(blob).read_bytes)
-            while len(self._messages) > _MESSAGES_KEPT:
-                self._messages.popitem(last=False)
-        return self._messages[key]
+        return await self._exchanges.entry(run, region, seq, part)
 
     async def announce(
-        self, run: str, number: int, fragment: int, site: str, announcement: schemas.Announcement, wait: float
+        self,
+        run: str,
+        number: int,
+        fragment: int,
+        site: str,
+        attempt: int,
+        announcement: schemas.Announcement,
+        wait: float,
     ) -> schemas.AnnouncementReply:
-        def open_or_over(state: RunState) -> bool:
-            opened = state.outer_rounds + (state.outer is not None)
-            return opened >= number or state.status is not RunStatus.RUNNING
-
-        await self._engine.wait(run, open_or_over, wait)
-        digest = announcement.digest
-        event = Announced(site, number, fragment, digest, stored=self._blobs.has(digest))
-        state = await self._engine.apply(run, event)
-        outer = state.outer
-        if outer is None or outer.number != number or digest in outer.fragments[fragment].stored:
-            return schemas.AnnouncementReply(upload=False)
-        copies = outer.fragments[fragment].copies
-        first = next(holder for holder, copy in copies.items() if copy == digest)
-        return schemas.AnnouncementReply(upload=first == site)
+        return await self._exchanges.announce(run, number, fragment, site, attempt, announcement, wait)
 
     # --- blobs --------------------------------------------------------------------------------------------------------
 
@@ -370,91 +309,3 @@ class CoordinatorService:
 
 def _finite(values: dict[str, float | None]) -> dict[str, float | None]:
     return {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
-
-
-def _closed(state: RunState, region: str, step: int) -> bool:
-    _known_region(state, region)
-    return 1 <= step <= state.regions[region].step
-
-
-def _known_region(state: RunState, region: str) -> None:
-    if region not in state.regions:
-        there = ", ".join(state.regions) or "none before it is started"
-        raise NotFoundError("region_not_found", f"run {state.id} has no region {region!r}; its regions: {there}")
-
-
-def _only_part(part: int) -> None:
-    if part != 0:
-        raise NotFoundError("part_not_found", f"part {part}: entries have one part, number 0")
-
-
-def _same_place(header: schemas.ContributionHeader, **place: str | int) -> None:
-    named = {name: getattr(header, name) for name in place}
-    if named != place:
-        raise InvalidError("other_place", f"the contribution's header says {named}, its URL {place}")
-
-
-def _checked_layout(value: dict[str, object], spec: schemas.RunSpec) -> ParameterLayout:
-    try:
-        layout = ParameterLayout.from_json(value)
-        "".join([*layout.groups, *layout.index]).encode()  # half of a surrogate pair is a ValueError
-        for name in ("chunk", "transform"):
-            if getattr(layout, name) != getattr(spec.optimizer, name):
-                theirs = getattr(spec.optimizer, name)
-                raise ValueError(f"the layout has {name} {getattr(layout, name)}, the run's spec {theirs}")
-        size = contribution_bytes(layout, spec.optimizer.k, spec.optimizer.codec, spec.optimizer.indices)
-        if size > CONTRIBUTION_LIMIT - _HEADER_ROOM:
-            raise ValueError(
-                f"a contribution to this model would take {size} bytes, more than the limit of {CONTRIBUTION_LIMIT}: "
-                f"lower optimizer.k (now {spec.optimizer.k}) or use codec sign"
-            )
-        if spec.outer is not None:
-            layout.fragments(spec.outer.fragments)
-    except ValueError as error:
-        raise InvalidError("bad_layout", f"layout: {error}") from None
-    return layout
-
-
-def _same_layout(theirs: ParameterLayout, ours: ParameterLayout, site: str) -> None:
-    """Names the parameters that differ; what `_checked_layout` leaves out, the state machine compares by digest."""
-    tensors = [{(t.name, t.shape, layout.groups[t.group]) for t in layout.tensors} for layout in (theirs, ours)]
-    differing = sorted({name for name, _, _ in tensors[0] ^ tensors[1]})
-    if differing:
-        shapes = [{name: list(shape) for name, shape, _ in side} for side in tensors]
-        listed = "; ".join(
-            f"{name}: {shapes[0].get(name, 'missing')} here, {shapes[1].get(name, 'missing')} in the run"
-            for name in differing[:5]
-        )
-        raise ConflictError(
-            "layout_differs",
-            f"the model at site {site} has other parameters than the run's, {len(differing)} differ ({listed}): use "
-            "the same version of the task's code at all sites",
-        )
-
-
-def _view(state: RunState) -> schemas.Run:
-    return schemas.Run(
-        id=state.id,
-        spec=state.spec,
-        status=state.status,
-        reason=waiting_for(state),
-        since=state.since,
-        created_at=state.created_at,
-        step=state.step,
-        outer_rounds=state.outer_rounds,
-        members=[
-            schemas.MemberView(
-                site=member.site,
-                region=member.region,
-                attempt=member.attempt,
-                ready=member.ready,
-                digest=member.final,
-            )
-            for member in state.members.values()
-        ],
-        regions=[
-            schemas.RegionView(name=region.name, step=region.step, head=region.head, tokens=region.tokens)
-            for region in state.regions.values()
-        ],
-        alarms=list(state.alarms),
-    )

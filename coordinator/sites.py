@@ -1,13 +1,15 @@
 """Sites: registration, leases and heartbeats. What a site should run follows from the runs, at every heartbeat anew."""
 
 import asyncio
+from collections import Counter
 from datetime import datetime, timedelta
 
 from api import schemas
 from api.errors import ConflictError, NotFoundError, UpgradeRequiredError
 from api.schemas import ProcessState, RunStatus, SiteStatus
 from coordinator.engine import Engine
-from coordinator.records import ProcessesGone, RunState, SiteLost
+from coordinator.events import ProcessesGone, SiteBack, SiteLost
+from coordinator.records import RunState
 from coordinator.settings import Settings
 from coordinator.store import SiteRecord, Store, hashed
 
@@ -75,13 +77,13 @@ class Sites:
 
     async def remove(self, name: str) -> None:
         record = await self._record(name)
-        runs = [state.id for state in await self._active(name)]
+        runs = [state.id for state in await self._active(name) if not state.members[name].excluded]
         if runs:
             raise ConflictError("site_in_use", f"site {name} is a member of {', '.join(runs)}; stop that first")
         await self._store.remove_site(record)
 
     async def leave(self, name: str) -> None:
-        """The agent is going: its runs cannot go on without it."""
+        """The agent is going: its runs go on without it."""
         record = await self._record(name)
         await self._store.save_site(record.model_copy(update={"left": True}))
         await self._store.end_lease(name)
@@ -105,23 +107,31 @@ class Sites:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         while True:
-            assignments = [_assignment(state, name) for state in await self._active(name) if _wanted(state)]
+            assignments = [_assignment(state, name) for state in await self._active(name) if name in state.assigned]
             remaining = deadline - loop.time()
             differs = {(assignment.run, assignment.attempt) for assignment in assignments} != known
             if differs or remaining <= 0 or self._engine.closing:
                 return schemas.HeartbeatReply(assignments=assignments, lease_s=self._settings.lease_s)
-            await self._engine.wait_for_status(remaining)
+            await self._engine.wait_for_assignments(remaining)
 
     async def _take_in(self, name: str, heartbeat: schemas.Heartbeat) -> None:
-        reports = {process.run: process for process in heartbeat.processes}
         for state in await self._active(name):
-            report = reports.get(state.id)
-            exited = report is not None and report.state is ProcessState.EXITED
-            if report is not None and exited:
-                gone = ProcessesGone(name, report.exit_code, report.rank, report.detail)
+            member = state.members[name]
+            if member.away:
+                await self._engine.apply(state.id, SiteBack(name))
+            own = [process for process in heartbeat.processes if process.run == state.id]
+            ended = [process for process in own if process.state is ProcessState.EXITED]
+            if state.status is RunStatus.STOPPING and len(ended) == len(own):
+                await self._engine.apply(state.id, ProcessesGone(name, member.attempt))
+                continue
+            for process in ended:
+                gone = ProcessesGone(name, process.attempt, process.exit_code, process.rank, process.detail)
                 await self._engine.apply(state.id, gone)
-            elif report is None and state.status is RunStatus.STOPPING:
-                await self._engine.apply(state.id, ProcessesGone(name))
+
+    async def heard(self, name: str) -> None:
+        """The site's ranks have sent something: it is there, whatever its agent does."""
+        until = await self._store.now() + timedelta(seconds=self._settings.lease_s)
+        await self._store.renew_lease(name, until, if_there=True)
 
     async def _active(self, name: str) -> list[RunState]:
         return [state for state in await self._store.active() if name in state.members]
@@ -130,7 +140,9 @@ class Sites:
         """Takes note of every site whose lease is over."""
         leases = await self._store.leases()
         for state in await self._store.active():
-            for site in state.members:
+            for site, member in state.members.items():
+                if member.away:
+                    continue
                 until = leases.get(site)
                 if until is None:
                     await self._engine.apply(state.id, SiteLost(site, "its agent was stopped"))
@@ -144,42 +156,58 @@ class Sites:
         """Region by site for a run that is about to start.
 
         Raises:
-            ConflictError: a named site is unknown, away or unwilling; or no site is there at all.
+            ConflictError: a named site is unknown, away or unwilling; or there are too few.
         """
         there = {site.name: site for site in await self.all()}
         online = [site for site in there.values() if site.status is SiteStatus.ONLINE]
         names = spec.sites or [site.name for site in online if spec.task in site.tasks]
-        faults = []
-        for name in names:
-            if name not in there:
-                faults.append(f"site {name} is not registered")
-            elif there[name].status is not SiteStatus.ONLINE:
-                faults.append(f"site {name} is {there[name].status}")
-            elif spec.task not in there[name].tasks:
-                faults.append(
-                    f"site {name} does not allow task {spec.task!r}; it allows {', '.join(there[name].tasks)}"
-                )
+        faults = [fault for name in names if (fault := _fault(name, there.get(name), spec))]
         if not names:
             others = f"; online are {', '.join(site.name for site in online)}" if online else ""
             faults.append(f"no site that allows task {spec.task!r} is online{others}: start one with `isthmus agent`")
-        regions = sorted({there[name].region for name in names if name in there})
+        regions = Counter(there[name].region for name in names if name in there)
         if len(regions) > 1 and spec.outer is None:
             faults.append(
-                f"the sites are in regions {', '.join(regions)}, which would never meet: add `outer` to the spec, or "
-                "name sites of one region"
+                f"the sites are in regions {', '.join(sorted(regions))}, which would never meet: add `outer` to the "
+                "spec, or name sites of one region"
             )
+        least = spec.rounds.min_sites
+        faults += [
+            f"region {region} has {count} sites, rounds.min_sites asks for {least}"
+            for region, count in sorted(regions.items())
+            if count < least
+        ]
         if faults:
             raise ConflictError("sites_not_ready", "the run cannot start: " + "; ".join(faults), errors=faults)
         return {name: there[name].region for name in names}
 
+    async def region_of(self, name: str, spec: schemas.RunSpec) -> str:
+        """The region of a site that is to be added to a run.
 
-def _wanted(state: RunState) -> bool:
-    return state.status in (RunStatus.STARTING, RunStatus.RUNNING)
+        Raises:
+            ConflictError: it is unknown, away or unwilling.
+        """
+        site = next((site for site in await self.all() if site.name == name), None)
+        fault = _fault(name, site, spec)
+        if site is None or fault:
+            raise ConflictError("sites_not_ready", f"site {name} cannot be added: {fault}")
+        return site.region
+
+
+def _fault(name: str, site: schemas.Site | None, spec: schemas.RunSpec) -> str:
+    """Why the site cannot take part; nothing if it can."""
+    if site is None:
+        return f"site {name} is not registered"
+    if site.status is not SiteStatus.ONLINE:
+        return f"site {name} is {site.status}"
+    if spec.task not in site.tasks:
+        return f"site {name} does not allow task {spec.task!r}; it allows {', '.join(site.tasks)}"
+    return ""
 
 
 def _assignment(state: RunState, name: str) -> schemas.Assignment:
-    member = state.members[name]
-    return schemas.Assignment(run=state.id, attempt=member.attempt, region=member.region, task=state.spec.task)
+    region = state.members[name].region
+    return schemas.Assignment(run=state.id, attempt=state.assigned[name], region=region, task=state.spec.task)
 
 
 def _view(record: SiteRecord, until: datetime | None, now: datetime) -> schemas.Site:

@@ -1,39 +1,50 @@
 """The state machine of a run.
 
 `transition(state, event, now)` is pure and total: no I/O, time is an argument. An event that makes no sense now raises
-a `ProblemError` and changes nothing; one that was already taken in changes nothing. `pending(state)` names the work
-that is left, so that any process at any time can do it; doing it twice is harmless: the first commit wins (A4).
+a `ProblemError` and changes nothing; one that was already taken in changes nothing. Every event is an occasion to do
+what has become due since the last one; `due_at(state)` says when `Ticked` is the occasion at the latest.
+`pending(state)` names the work that is left, so that any process at any time can do it; doing it twice is harmless:
+the first commit wins (A4).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from api.schemas import RunStatus
-from coordinator import lifecycle, outer_events, records, round_events
+from coordinator import events, lifecycle, membership, outer_events, round_events, settling
+from coordinator.events import Event
 from coordinator.outer_events import region_copies
 from coordinator.quorum import all_announced
-from coordinator.records import Event, RunState
-from coordinator.transitions import Transition
+from coordinator.records import RunState
+from coordinator.settling import due_at
+from coordinator.transitions import Transition, with_member
 
-__all__ = ["TRANSITIONS", "AggregateRound", "AverageFragment", "Job", "pending", "transition"]
+__all__ = ["TRANSITIONS", "AggregateRound", "AverageFragment", "Job", "due_at", "pending", "transition"]
 
 TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
-    records.StartRequested: lifecycle.start_requested,
-    records.StopRequested: lifecycle.stop_requested,
-    records.SeatTaken: lifecycle.seat_taken,
-    records.LayoutPresented: lifecycle.layout_presented,
-    records.StartUploaded: lifecycle.start_uploaded,
-    records.Contributed: round_events.contributed,
-    records.Abstained: round_events.abstained,
-    records.Aggregated: round_events.aggregated,
-    records.Announced: outer_events.announced,
-    records.Averaged: outer_events.averaged,
-    records.FinalReported: lifecycle.final_reported,
-    records.ProcessesGone: lifecycle.processes_gone,
-    records.SiteLost: lifecycle.site_lost,
-    records.WorkFailed: lifecycle.work_failed,
+    events.StartRequested: lifecycle.start_requested,
+    events.StopRequested: lifecycle.stop_requested,
+    events.PauseRequested: lifecycle.pause_requested,
+    events.ResumeRequested: lifecycle.resume_requested,
+    events.SiteAdded: membership.site_added,
+    events.SiteRemoved: membership.site_removed,
+    events.SeatTaken: membership.seat_taken,
+    events.ProcessesGone: membership.processes_gone,
+    events.SiteLost: membership.site_lost,
+    events.SiteBack: membership.site_back,
+    events.LayoutPresented: membership.layout_presented,
+    events.StartUploaded: lifecycle.start_uploaded,
+    events.CaughtUp: membership.caught_up,
+    events.Contributed: round_events.contributed,
+    events.Abstained: round_events.abstained,
+    events.Refused: round_events.refused,
+    events.Announced: outer_events.announced,
+    events.FinalReported: lifecycle.final_reported,
+    events.Aggregated: round_events.aggregated,
+    events.Averaged: outer_events.averaged,
+    events.WorkFailed: lifecycle.work_failed,
+    events.Ticked: settling.ticked,
 }
 
 
@@ -41,11 +52,21 @@ def transition(state: RunState, event: Event, now: datetime) -> Transition:
     """The state after `event`.
 
     Raises:
-        ForbiddenError: the site is not a member.
+        ForbiddenError: the site is not a member, or is excluded.
+        NotFoundError: there is no such site to remove.
         ConflictError: not possible now; the detail says what is.
-        GoneError: the run has ended.
+        GoneError: the run has ended, or the round is closed.
     """
-    return TRANSITIONS[type(event)](event, state, now)
+    done = settling.settled(TRANSITIONS[type(event)](event, state, now), now)
+    return replace(done, state=_stamped(state, done.state, now))
+
+
+def _stamped(before: RunState, after: RunState, now: datetime) -> RunState:
+    """Members know since when they are in their condition."""
+    for site, member in after.members.items():
+        if site in before.members and before.members[site].condition is not member.condition:
+            after = with_member(after, site, since=now)
+    return after
 
 
 @dataclass(frozen=True)
@@ -65,7 +86,7 @@ Job = AggregateRound | AverageFragment
 
 def pending(state: RunState) -> list[Job]:
     """What any process may do now to move the run on."""
-    if state.status is not RunStatus.RUNNING:
+    if not state.going_on:
         return []
     jobs: list[Job] = [
         AggregateRound(region.name, region.round.step)

@@ -28,7 +28,9 @@ __all__ = ["SiteRecord", "Store", "Versioned"]
 log = structlog.get_logger()
 
 _ORPHAN_S = 3600
-"""Seconds after which a payload that no committed state refers to is dropped."""
+"""Seconds after which a payload or a token that no committed state refers to is dropped."""
+_ENDED_S = 3600
+"""Seconds for which ranks may still ask how their run has ended."""
 
 # KEYS[1]: the run; ARGV: expected version, new state, operations as JSON. Answers 1, or 0 for a lost race.
 _COMMIT = """
@@ -55,20 +57,22 @@ end
 """
 
 # KEYS: last tick, leases. ARGV: interval and length of a lease in ms. After an outage all leases shift by its length
-# (A6), but for those that were renewed since. Answers ms.
+# (A6), but for those that were renewed since. Answers the time and the length of the outage, or 0, in ms.
 _TICK = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local last = tonumber(redis.call('GET', KEYS[1]) or now)
 redis.call('SET', KEYS[1], math.max(now, last))
 local gap = now - last
-if gap > 2 * ARGV[1] then
+if gap <= 2 * ARGV[1] then
+  gap = 0
+else
   for _, site in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
     local shifted = redis.call('ZSCORE', KEYS[2], site) + gap
     redis.call('ZADD', KEYS[2], math.min(shifted, now + ARGV[2]), site)
   end
 end
-return math.max(now, last)
+return {math.max(now, last), gap}
 """
 
 
@@ -131,10 +135,13 @@ class Store:
         seconds, microseconds = await self._redis.time()
         return datetime.fromtimestamp(seconds + microseconds / 1e6, UTC)
 
-    async def tick(self, interval_s: float, lease_s: float) -> datetime:
-        """Redis TIME, after shifting all leases if nobody had ticked for more than two intervals."""
-        ms = await self._tick(keys=["tick", "leases"], args=[int(interval_s * 1000), int(lease_s * 1000)])
-        return datetime.fromtimestamp(ms / 1000, UTC)
+    async def tick(self, interval_s: float, lease_s: float) -> tuple[datetime, float]:
+        """Redis TIME, and the seconds for which nobody had ticked if that was more than two intervals.
+
+        All leases have been shifted by them.
+        """
+        ms, gap = await self._tick(keys=["tick", "leases"], args=[int(interval_s * 1000), int(lease_s * 1000)])
+        return datetime.fromtimestamp(ms / 1000, UTC), gap / 1000
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -180,13 +187,15 @@ class Store:
                 operations.append(["HSET", _steps(state.id, region), header["step"], header["seq"]])
             if messages and header["seq"] in messages:
                 operations.append(["HSET", _messages(state.id, region), header["seq"], messages[header["seq"]]])
-        for _, round_ in after.closed:
-            operations += [["DEL", _payload(state.id, sent.digest)] for sent in round_.contributions.values()]
-        for digest in _contributions(state) - _contributions(before.state):
-            operations.append(["PERSIST", _payload(state.id, digest)])
+        payloads, tokens = _contributions(state), _tokens(state)
+        operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(before.state) - payloads]
+        operations += [["PERSIST", _payload(state.id, digest)] for digest in payloads - _contributions(before.state)]
+        operations += [["DEL", token] for token in _tokens(before.state) - tokens]
+        operations += [["PERSIST", token] for token in tokens - _tokens(before.state)]
         if state.status.terminal:
             operations.append(["SREM", "active", state.id])
-            operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(state)]
+            operations += [["DEL", _payload(state.id, digest)] for digest in payloads]
+            operations += [["EXPIRE", token, _ENDED_S] for token in tokens]
         elif state.status is not RunStatus.PENDING:
             operations.append(["SADD", "active", state.id])
         if after.outer_round is not None:
@@ -199,7 +208,7 @@ class Store:
         state = run.state
         series = await self._redis.smembers(f"metrics:{state.id}")
         keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}", *series]
-        keys += [f"token:{member.seat}" for member in state.members.values() if member.seat is not None]
+        keys += _tokens(state)
         for region in state.regions:
             keys += [_log(state.id, region), _steps(state.id, region), _messages(state.id, region)]
         return bool(await self._delete(keys=keys, args=[run.version, state.id]))
@@ -256,8 +265,9 @@ class Store:
         pipe.delete(f"token:{site.secret_hash}")
         await pipe.execute()
 
-    async def renew_lease(self, site: str, until: datetime) -> None:
-        await self._redis.zadd("leases", {site: int(until.timestamp() * 1000)})
+    async def renew_lease(self, site: str, until: datetime, *, if_there: bool = False) -> None:
+        """`if_there`: not if the site has left."""
+        await self._redis.zadd("leases", {site: int(until.timestamp() * 1000)}, xx=if_there)
 
     async def leases(self) -> dict[str, datetime]:
         pairs = await self._redis.zrange("leases", 0, -1, withscores=True)
@@ -266,14 +276,14 @@ class Store:
     async def end_lease(self, site: str) -> None:
         await self._redis.zrem("leases", site)
 
-    async def claim(self, secret_hash: str, principal: dict[str, Any]) -> None:
-        """Makes a secret the token of `principal`.
+    async def claim(self, secret_hash: str, principal: dict[str, Any], *, for_good: bool = True) -> None:
+        """Makes a secret the token of `principal`; if not for good, until a committed state refers to it, or an hour.
 
         Raises:
             ConflictError: it is a token of somebody else.
         """
         name, line = f"token:{secret_hash}", canonical_json(principal)
-        await self._redis.set(name, line, nx=True)
+        await self._redis.set(name, line, nx=True, ex=None if for_good else _ORPHAN_S)
         if await self._redis.get(name) != line.encode():
             raise ConflictError("secret_taken", "this secret is in use as another token: make a new one at random")
 
@@ -328,6 +338,10 @@ def _contributions(state: RunState) -> set[str]:
         if region.round is not None
         for sent in region.round.contributions.values()
     }
+
+
+def _tokens(state: RunState) -> set[str]:
+    return {f"token:{member.seat}" for member in state.members.values() if member.seat is not None}
 
 
 def _run(run: str) -> str:

@@ -3,14 +3,17 @@
 import time
 from collections.abc import Sequence
 
+import structlog
+
 from algorithms import DeMo
 from algorithms.codec import pack_contribution, unpack_contribution
 from algorithms.demo import StepEntry
 from algorithms.updates import SparseUpdate, merge
 from api.client import CoordinatorClient
-from api.errors import GoneError
+from api.errors import GoneError, InvalidError
 from api.payload import decode_message, encode_message
 from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader
+from api.service import Answer
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica
 from site_agent.settings import Session
@@ -20,19 +23,25 @@ __all__ = ["Exchange"]
 WAIT_S = 25.0
 """Of one poll."""
 
+log = structlog.get_logger()
+
 _ABSTAINS = b""
 _ENDED = b""
+_BEHIND = b"behind"
+_INSTEAD = {"run_ended": _ENDED, "closed_without_you": _BEHIND}
+"""Of an entry, by the code of the refusal."""
 
 
 class Exchange:
     """The `exchange` of a site's DeMo, the same at every rank; only rank 0 has a client.
 
-    `ended` is set, and the step changes nothing, once the run has ended at the coordinator.
+    The step changes nothing, and `ended` is set, once the run has ended at the coordinator; so it does, and `behind` is
+    set, if the round was closed without this site: what it would have sent stays in its momentum.
     """
 
     def __init__(self, session: Session, ranks: LocalRanks, client: CoordinatorClient | None) -> None:
         self.ended = False
-        self.step = 0
+        self.behind = False
         self.tokens = 0
         """Of this rank since the last step."""
         self.wait_s = 0.0
@@ -49,11 +58,10 @@ class Exchange:
         shards = self._ranks.gather(self._pack(optimizer, contribution))
         message = self._ranks.share(self._round_trip(optimizer, shards) if self._client is not None else None)
         self.tokens = 0
-        if message == _ENDED:
-            self.ended = True
+        self.ended, self.behind = message == _ENDED, message == _BEHIND
+        if self.ended or self.behind:
             no_rates = (0.0,) * len(optimizer.param_groups)
             return StepEntry(update=None, lr=no_rates, decay=no_rates, listed=False)
-        self.step += 1
         return self._replica.read_step(message)
 
     # --- contributions ------------------------------------------------------------------------------------------------
@@ -97,7 +105,7 @@ class Exchange:
             run=session.run,
             region=session.region,
             site=session.site,
-            step=self.step + 1,
+            step=self._replica.step + 1,
             position=self._replica.position,
             layout=optimizer.layout.digest,
             codec=settings.codec,
@@ -114,27 +122,38 @@ class Exchange:
     # --- the round trip -----------------------------------------------------------------------------------------------
 
     def _round_trip(self, optimizer: DeMo, shards: Sequence[bytes]) -> bytes:
-        """The entry's message, or nothing if the run has ended."""
+        """The entry's message, or that there is none for this site."""
         body = None if _ABSTAINS in shards else self._message(optimizer, shards)
         started = time.monotonic()
         try:
             return self._answered(body)
         except GoneError as error:
-            if error.code != "run_ended":
+            if error.code not in _INSTEAD:
                 raise
-            return _ENDED
+            return _INSTEAD[error.code]
         finally:
             self.wait_s += time.monotonic() - started
 
     def _answered(self, body: bytes | None) -> bytes:
         assert self._client is not None
         assert self._replica.position is not None
-        place = (self._session.run, self._session.region, self.step + 1)
-        if body is None:
-            abstention = Abstention(position=self._replica.position, reason="a gradient is not finite")
-            message = self._client.abstain(*place, self._session.site, abstention, WAIT_S)
-        else:
-            message = self._client.contribute(*place, self._session.site, 0, body, WAIT_S)
+        place = (self._session.run, self._session.region, self._replica.step + 1)
+        answer = self._sent(body, place)
+        while not answer.accepted:
+            answer = self._sent(body, place)
+        message = answer.message
         while message is None:
             message = self._client.update(*place, 0, WAIT_S)
         return message
+
+    def _sent(self, body: bytes | None, place: tuple[str, str, int]) -> Answer:
+        assert self._client is not None
+        assert self._replica.position is not None
+        if body is None:
+            abstention = Abstention(position=self._replica.position, reason="a gradient is not finite")
+            return self._client.abstain(*place, self._session.site, abstention, WAIT_S)
+        try:
+            return self._client.contribute(*place, self._session.site, 0, body, WAIT_S)
+        except InvalidError as error:
+            log.error("the coordinator refuses this contribution, the round goes on without it", error=str(error))
+            return Answer(None)

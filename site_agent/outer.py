@@ -34,23 +34,33 @@ class OuterRounds:
         self._ranks = ranks
         self._client = client
         self._replica = replica
-        self._number = 0
+        self.left_out = False
+        """Whether the last outer round was held without this site."""
         self.wait_s = 0.0
         """Spent waiting for the coordinator and moving parameters, so far."""
 
-    def after_step(self, step: int) -> bool:
-        """Takes part in the outer round after `step`, if one is due; False if the run ended meanwhile."""
-        outer = self._spec.outer
-        if outer is None or not outer_due(step, outer.every, self._spec.steps):
-            return True
-        self._number += 1
-        copies = [self._replica.read_fragment(fragment) for fragment in range(outer.fragments)]
-        digests = [hashlib.sha256(copy).hexdigest() for copy in copies]
-        self._compare(digests)
+    @property
+    def due(self) -> bool:
+        """Whether an outer round follows the last step, and has not been held for all fragments."""
+        outer, replica = self._spec.outer, self._replica
+        if outer is None or replica.step == 0 or not outer_due(replica.step, outer.every, self._spec.steps):
+            return False
+        return len(replica.anchored) < outer.fragments
+
+    def hold(self) -> bool:
+        """Takes part in the outer round that is due, as far as it is still to be held; False if the run ended."""
+        outer, replica = self._spec.outer, self._replica
+        assert outer is not None
+        fragments = [fragment for fragment in range(outer.fragments) if fragment not in replica.anchored]
+        copies = {fragment: replica.read_fragment(fragment) for fragment in fragments}
+        digests = {fragment: hashlib.sha256(copy).hexdigest() for fragment, copy in copies.items()}
+        self._compare(list(digests.values()))
         started = time.monotonic()
-        headers = json.loads(self._ranks.share(self._agree(copies, digests) if self._client is not None else None))
+        number = -(-replica.step // outer.every)
+        agreed = self._agree(number, copies, digests) if self._client is not None else None
+        self.left_out, headers = json.loads(self._ranks.share(agreed))
         for header in headers:
-            self._replica.apply_anchor(header, held=digests[header["fragment"]])
+            replica.apply_anchor(header, held=digests[header["fragment"]])
         self.wait_s += time.monotonic() - started
         return len(headers) == len(copies)
 
@@ -65,38 +75,46 @@ class OuterRounds:
         if differing:
             raise IsthmusError(f"ranks {differing} of site {self._session.site} hold other parameters than rank 0")
 
-    def _agree(self, copies: list[bytes], digests: list[str]) -> bytes:
-        """The anchor entries of this round as JSON; fewer than fragments if the run has ended."""
+    def _agree(self, number: int, copies: dict[int, bytes], digests: dict[int, str]) -> bytes:
+        """As JSON: whether the round is held without this site, and its anchor entries, fewer if the run has ended."""
         headers: list[dict[str, Any]] = []
+        takes_part = True
         try:
-            for fragment, (copy, digest) in enumerate(zip(copies, digests, strict=True)):
-                self._announce(fragment, copy, digest)
             while len(headers) < len(copies):
-                headers += self._next_anchors(self._replica.next_seq + len(headers))
+                missing = copies.keys() - {header["fragment"] for header in headers}
+                if takes_part:
+                    takes_part = all(self._announce(number, one, copies[one], digests[one]) for one in sorted(missing))
+                headers += self._next_anchors(self._replica.next_seq + len(headers), len(missing))
         except GoneError as error:
             if error.code != "run_ended":
                 raise
-        return json.dumps(headers).encode()
+        return json.dumps([not takes_part, headers]).encode()
 
-    def _announce(self, fragment: int, copy: bytes, digest: str) -> None:
-        """Until the round is open, then once; and once more after an upload."""
+    def _announce(self, number: int, fragment: int, copy: bytes, digest: str) -> bool:
+        """Once the round is open, and once more after an upload; False if it is held without this site.
+
+        Whoever is asked for an upload may be lost: announcing again is how another holder is asked.
+        """
         assert self._client is not None
         announcement = Announcement(digest=digest)
-        place = (self._session.run, self._number, fragment, self._session.site, announcement)
+        place = (self._session.run, number, fragment, self._session.site, announcement)
         while True:
             try:
                 reply = self._client.announce(*place, WAIT_S)
                 break
-            except ConflictError as error:  # another region is still on its way
-                if error.code != "outer_round_not_open":
+            except ConflictError as error:
+                if error.code == "not_a_participant":
+                    return False
+                if error.code != "outer_round_not_open":  # another region is still on its way
                     raise
         if reply.upload:
             self._client.put_blob(copy)
             self._client.announce(*place, WAIT_S)
+        return True
 
-    def _next_anchors(self, start: int) -> list[dict[str, Any]]:
+    def _next_anchors(self, start: int, most: int) -> list[dict[str, Any]]:
         assert self._client is not None
-        page = self._client.log(self._session.run, self._session.region, start, wait=WAIT_S)
+        page = self._client.log(self._session.run, self._session.region, start, start + most, WAIT_S)
         if not page.items and page.ended:
             raise GoneError("run_ended", "the run ended in the middle of an outer round")
         return page.items

@@ -13,7 +13,7 @@ from algorithms.demo import StepEntry
 from algorithms.layout import canonical_name
 from api.errors import IsthmusError
 from api.payload import decode_message, digest_json
-from api.schemas import Position
+from api.schemas import Position, Resume
 
 __all__ = ["Replica", "load_buffers", "save_buffers"]
 
@@ -25,7 +25,7 @@ _GENESIS = "0" * 64
 
 
 class Replica:
-    """The parameters in an optimizer, and the last entry that they contain.
+    """The parameters in an optimizer, and the last entry that they contain: its position and its step.
 
     Args:
         optimizer: holds the parameters and applies steps.
@@ -39,6 +39,9 @@ class Replica:
         self, optimizer: DeMo, model: nn.Module, fragments: tuple[range, ...], site: str, fetch: Fetch
     ) -> None:
         self.position: Position | None = None
+        self.step = 0
+        self.anchored: set[int] = set()
+        """Fragments that have taken an anchor since the last step."""
         self._optimizer = optimizer
         self._model = model
         self._fragments = fragments
@@ -60,6 +63,8 @@ class Replica:
         """
         header, arrays = decode_message("entry", message)
         self._follow(header, "step")
+        self.anchored.clear()
+        self._optimizer.steps = header["step"] - 1
         if header["parts"] != ([digest_arrays(arrays)] if arrays else []):
             raise IsthmusError(f"entry {header['seq']} arrived with other arrays than its header names")
         return StepEntry(
@@ -76,12 +81,26 @@ class Replica:
             raise IsthmusError("entry 0 belongs to a model of another layout than this site's")
         tensors = range(len(self._optimizer.layout.tensors))
         self._optimizer.write_parameters(tensors, _floats(self._fetch(header["parameters"])))
-        if header["buffers"] is not None:
-            load_buffers(self._model, self._fetch(header["buffers"]))
+        self._load_buffers(header)
+
+    def resume(self, start: Header, resume: Resume) -> None:
+        """Enters the log behind an outer round: its anchors are all parameters, the buffers are those of entry 0."""
+        self._load_buffers(start)
+        for tensors, digest in zip(self._fragments, resume.anchors, strict=True):
+            self._optimizer.write_parameters(tensors, _floats(self._fetch(digest)))
+        self.position = resume.position
+        self._optimizer.steps = self.step = resume.step
+        self.anchored = set(range(len(self._fragments)))
+
+    def _load_buffers(self, start: Header) -> None:
+        if start["buffers"] is not None:
+            load_buffers(self._model, self._fetch(start["buffers"]))
 
     def apply_anchor(self, header: Header, held: str | None = None) -> None:
         """Takes the new anchor of a fragment, unless the copy that this site holds, of digest `held`, is the same."""
         self._follow(header, "anchor")
+        self.anchored.add(header["fragment"])
+        self._optimizer.steps = header["step"]
         digest = header["digest"]
         if held == digest:
             return
@@ -95,6 +114,7 @@ class Replica:
         if header["kind"] not in kinds:
             raise IsthmusError(f"entry {header['seq']} is of kind {header['kind']}, not {' or '.join(kinds)}")
         self.position = Position(seq=header["seq"], hash=digest_json(header))
+        self.step = header["step"]
 
 
 def _floats(data: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:

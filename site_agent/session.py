@@ -14,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from algorithms import DeMo
 from algorithms.traffic import ddp_bytes
 from api.client import CoordinatorClient
-from api.errors import IsthmusError
+from api.errors import IsthmusError, ProblemError
 from api.schemas import FinalReport, JoinReply, JoinRequest, RunSpec, StartUpload
+from site_agent.catch_up import CatchUp
 from site_agent.counting import CountingTransport
 from site_agent.exchange import WAIT_S, Exchange
 from site_agent.local_ranks import LocalRanks
@@ -61,7 +62,7 @@ class Site:
     Attributes:
         rank, ranks: this rank among the ranks of the site.
         name, device, spec: the site's name, where to train, and what.
-        seed: differs between runs, sites and ranks (rule C10).
+        seed: differs between runs, sites, ranks (rule C10) and attempts: a site started again sees other data.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class Site:
         spec = client.run(session.run).spec.model_dump_json().encode() if client else None
         self.spec = RunSpec.model_validate_json(ranks.share(spec))
         self.name, self.rank, self.ranks, self.device = session.site, ranks.rank, ranks.count, ranks.device
-        self.seed = _seed(self.spec.seed, session.run, session.site, ranks.rank)
+        again = [] if session.attempt == 1 else [session.attempt]
+        self.seed = _seed(self.spec.seed, session.run, session.site, ranks.rank, *again)
         self._exchange = Exchange(session, ranks, client)
         self._metrics = Metrics(session, client, transport)
         self._evaluation: tuple[Callable[[], float], int | None] | None = None
@@ -83,7 +85,7 @@ class Site:
     # --- the optimizer ------------------------------------------------------------------------------------------------
 
     def optimizer(self, model: nn.Module) -> DeMo:
-        """DeMo as the run's spec says, its parameters those of entry 0. Returns when every site has joined.
+        """DeMo as the run's spec says, its parameters those of the log's head. Returns when every site has joined.
 
         Parameters of one dimension or none are in group `no_decay`, the others in `decay`.
         Raises IsthmusError if it is called twice, or with several ranks and a model without DistributedDataParallel;
@@ -109,6 +111,7 @@ class Site:
         self._exchange.attach(self._replica)
         self._outer = OuterRounds(self.spec, self._session, self._local, self._client, self._replica)
         self._metrics.describe(ddp_bytes_per_step=float(ddp_bytes(optimizer.layout)))
+        self._catch_up = CatchUp(self._session, self._local, self._client, optimizer, self._replica)
         self._begin(model, optimizer)
         optimizer.register_step_post_hook(self._after_step)
         return optimizer
@@ -117,49 +120,66 @@ class Site:
         return self._local.share(self._client.get_blob(digest) if self._client else None)
 
     def _begin(self, model: nn.Module, optimizer: DeMo) -> None:
-        reply = self._local.share(self._present(model, optimizer) if self._client else None)
-        self._evaluates = JoinReply.model_validate_json(reply).evaluate
-        header = self._local.share(json.dumps(self._first_entry()).encode() if self._client else None)
-        self._replica.apply_start(json.loads(header))
+        """Returns at the head of the log: at entry 0 once every site has joined, or later in a run that goes on."""
+        reply = JoinReply.model_validate_json(self._local.share(self._join(model, optimizer) if self._client else None))
+        self._evaluates = reply.evaluate
+        start = self._client.log(self._session.run, self._session.region, 0, 1).items[0] if self._client else None
+        header = json.loads(self._local.share(json.dumps(start).encode() if start else None))
+        self._go_on(self._catch_up.enter(header, reply.resume))
 
-    def _present(self, model: nn.Module, optimizer: DeMo) -> bytes:
-        """Presents the layout, and uploads entry 0 if this site is to (rule A3)."""
+    def _join(self, model: nn.Module, optimizer: DeMo) -> bytes:
+        """Presents the layout until there is an entry 0, and uploads that if this site is to (rule A3)."""
         assert self._client is not None
         run, site = self._session.run, self._session.site
         request = JoinRequest(attempt=self._session.attempt, layout=optimizer.layout.to_json())
-        reply = self._client.join(run, site, request)
-        if reply.upload_start:
-            tensors = range(len(optimizer.layout.tensors))
-            parameters = optimizer.read_parameters(tensors).astype("<f4", copy=False).tobytes()
-            buffers = save_buffers(model)
-            start = StartUpload(
-                parameters=self._client.put_blob(parameters),
-                buffers=self._client.put_blob(buffers) if buffers is not None else None,
-            )
-            self._client.upload_start(run, site, start)
-        return reply.model_dump_json().encode()
-
-    def _first_entry(self) -> dict[str, Any]:
-        """Entry 0, which is there once all sites have joined."""
-        assert self._client is not None
         while True:
-            page = self._client.log(self._session.run, self._session.region, 0, 1, WAIT_S)
+            reply = self._client.join(run, site, request)
+            if reply.upload_start:
+                self._upload_start(model, optimizer)
+            page = self._client.log(run, self._session.region, 0, 1, WAIT_S)
             if page.items:
-                return page.items[0]
+                return reply.model_dump_json().encode()
             if page.ended:
                 raise IsthmusError("the run ended before all of its sites had joined")
+
+    def _upload_start(self, model: nn.Module, optimizer: DeMo) -> None:
+        assert self._client is not None
+        tensors = range(len(optimizer.layout.tensors))
+        parameters = optimizer.read_parameters(tensors).astype("<f4", copy=False).tobytes()
+        buffers = save_buffers(model)
+        start = StartUpload(
+            parameters=self._client.put_blob(parameters),
+            buffers=self._client.put_blob(buffers) if buffers is not None else None,
+        )
+        try:
+            self._client.upload_start(self._session.run, self._session.site, start)
+        except ProblemError as error:
+            if error.code not in ("not_the_donor", "other_bytes"):  # another site has become the donor
+                raise
 
     def _after_step(self, *_: object) -> None:
         if self._exchange.ended:
             return
-        step = self._exchange.step
-        if not self._outer.after_step(step):
-            self._exchange.ended = True
+        self._go_on(not self._exchange.behind or self._catch_up.to_head(WAIT_S))  # the entry may still be in the making
+        if self._exchange.ended:
             return
-        self._metrics.flush_sometimes(step, self._exchange.wait_s + self._outer.wait_s)
+        self._metrics.flush_sometimes(self._step, self._exchange.wait_s + self._outer.wait_s)
         every = self._evaluation[1] if self._evaluation else None
-        if every and step % every == 0 and step < self.spec.steps:
+        if every and self._step % every == 0 and self._step < self.spec.steps:
             self._evaluate()
+
+    def _go_on(self, running: bool) -> None:
+        """Holds the outer round that is due before the next step, and catches up with one held without this site."""
+        while running and self._outer.due:
+            running = self._outer.hold()
+            if running and self._outer.left_out:
+                running = self._catch_up.to_head()
+        self._exchange.ended = not running
+
+    @property
+    def _step(self) -> int:
+        """Of the last entry applied."""
+        return self._replica.step if self._optimizer is not None else 0
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -173,9 +193,9 @@ class Site:
             raise IsthmusError("call site.optimizer(model) before site.batches(loader)")
         count = tokens or _tokens
         self._evaluate()
-        self._metrics.start(self._exchange.step)
+        self._metrics.start(self._step)
         endless = _endless(loader)
-        while not self._exchange.ended and self._exchange.step < self.spec.steps:
+        while not self._exchange.ended and self._step < self.spec.steps:
             batch = next(endless)
             number = count(batch)
             self._exchange.tokens += number
@@ -195,16 +215,16 @@ class Site:
         if not self._evaluates or self._evaluation is None:
             return
         if self._client is not None:
-            self._metrics.log(self._exchange.step, {"heldout_loss": self._evaluation[0]()})
+            self._metrics.log(self._step, {"heldout_loss": self._evaluation[0]()})
         self._local.share(b"" if self._client is not None else None)
 
     def log(self, **values: float) -> None:
         """Metrics of the last step; only rank 0's are kept, sent about once a second."""
-        self._metrics.log(self._exchange.step, values)
+        self._metrics.log(self._step, values)
 
     def _finish(self, optimizer: DeMo) -> None:
         self._evaluate()
-        self._metrics.flush(self._exchange.step, self._exchange.wait_s + self._outer.wait_s)
+        self._metrics.flush(self._step, self._exchange.wait_s + self._outer.wait_s)
         if self._client is None or self._exchange.ended:
             return
         assert self._replica.position is not None

@@ -42,7 +42,7 @@ export function table(label, columns, rows, key) {
 }
 
 const SIGNS = {
-  pending: "○", starting: "◔", running: "▶", stopping: "◨", succeeded: "✓", stopped: "■", failed: "✗",
+  pending: "○", starting: "◔", running: "▶", paused: "‖", stopping: "◨", succeeded: "✓", stopped: "■", failed: "✗",
   online: "●", lost: "✗", left: "○",
 };
 

@@ -137,7 +137,10 @@ function memberColumns(run) {
     if (digests === "equal" || sizes.get(region) > 1) return h("span", { class: "good" }, "✓ equal");
     return h("span", { class: "muted" }, `alone in ${region}`);
   };
-  const state = ({ ready, attempt }) => (ready ? "ready" : "joining") + (attempt > 1 ? `, attempt ${attempt}` : "");
+  const state = ({ condition, attempt, reason, since }) => [
+    condition + (attempt > 1 ? `, attempt ${attempt}` : ""),
+    reason && h("span", { class: "muted" }, ` since ${new Date(since).toLocaleTimeString()}: ${reason.split("\n")[0]}`),
+  ];
   return [
     ["Site", (member) => member.site],
     ["Region", (member) => member.region],

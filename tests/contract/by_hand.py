@@ -15,11 +15,16 @@ from api.payload import decode_message, encode_message
 from api.schemas import (
     PROTOCOL_VERSION,
     Announcement,
+    CaughtUp,
     FinalReport,
+    Heartbeat,
     JoinRequest,
     OptimizerSpec,
     OuterSpec,
     Position,
+    ProcessReport,
+    ProcessState,
+    RoundsSpec,
     Run,
     RunSpec,
     Seat,
@@ -32,6 +37,7 @@ LAYOUT = ParameterLayout(
 )
 OPTIMIZER = OptimizerSpec(chunk=32, k=64)
 TASK = "by-hand"
+PATIENT = RoundsSpec(deadline_s=3600)
 WAIT_S = 25.0
 
 
@@ -84,6 +90,7 @@ class SiteByHand:
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     seat: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     run: str = ""
+    attempt: int = 1
 
     def register(self, join_token):
         with CoordinatorClient(self.url, join_token) as client:
@@ -99,10 +106,28 @@ class SiteByHand:
 
     def take_seat(self, run):
         self.run = run
-        self.agent.take_seat(run, self.name, Seat(attempt=1, secret=self.seat))
+        self.agent.take_seat(run, self.name, Seat(attempt=self.attempt, secret=self.seat))
 
     def join(self, layout=LAYOUT):
-        return self.ranks.join(self.run, self.name, JoinRequest(attempt=1, layout=layout.to_json()))
+        return self.ranks.join(self.run, self.name, JoinRequest(attempt=self.attempt, layout=layout.to_json()))
+
+    def start_again(self):
+        """Ranks of the attempt that the coordinator asks for, as an agent starts them; they have joined, no more."""
+        (assignment,) = self.beat().assignments
+        self.attempt, self.seat = assignment.attempt, secrets.token_urlsafe(32)
+        self.take_seat(assignment.run)
+        return self.join()
+
+    def beat(self, *processes, wait=0.0):
+        return self.agent.heartbeat(self.name, Heartbeat(processes=list(processes)), wait)
+
+    def failed(self, code=1, **how):
+        """What the agent reports of ranks that have failed."""
+        return ProcessReport(run=self.run, attempt=self.attempt, state=ProcessState.EXITED, exit_code=code, **how)
+
+    def caught_up(self, position=None):
+        report = CaughtUp(attempt=self.attempt, position=position or self.position())
+        return self.ranks.caught_up(self.run, self.name, report)
 
     def upload_start(self, parameters):
         self.ranks.upload_start(self.run, self.name, StartUpload(parameters=self.ranks.put_blob(parameters)))
@@ -145,7 +170,8 @@ class SiteByHand:
 
     def contribute(self, step, *, wait=0.0, seed=0):
         """The entry's message, or None while the round is open."""
-        return self.ranks.contribute(self.run, self.region, step, self.name, 0, self.message(step, seed=seed), wait)
+        body = self.message(step, seed=seed)
+        return self.ranks.contribute(self.run, self.region, step, self.name, 0, body, wait).message
 
     def announce(self, number, fragment, copy, wait=WAIT_S):
         """As sites do: announces, uploads if asked to, announces again."""
@@ -167,16 +193,28 @@ class RunByHand:
     Args:
         live: a coordinator that does not lose sites without heartbeats.
         regions: one per site.
+        rounds: of the spec; by default, nobody is given up in the time that a test takes.
     """
 
-    def __init__(self, live, regions=("west", "west"), *, steps=3, outer: OuterSpec | None = None, begin=True):
+    def __init__(
+        self,
+        live,
+        regions=("west", "west"),
+        *,
+        steps=3,
+        outer: OuterSpec | None = None,
+        rounds: RoundsSpec = PATIENT,
+        begin=True,
+    ):
         self.url, self.admin = live.url, live.client()
         prefix = new_name("s")
         self.sites = [SiteByHand(f"{prefix}-{index}", region, live.url) for index, region in enumerate(regions)]
         for site in self.sites:
             site.register(live.token("join"))
         names = [site.name for site in self.sites]
-        self.spec = RunSpec(name="by-hand", task=TASK, steps=steps, sites=names, optimizer=OPTIMIZER, outer=outer)
+        self.spec = RunSpec(
+            name="by-hand", task=TASK, steps=steps, sites=names, optimizer=OPTIMIZER, outer=outer, rounds=rounds
+        )
         self.id = self.admin.create_run(self.spec).id
         self.admin.start_run(self.id)
         for site in self.sites:
@@ -199,6 +237,9 @@ class RunByHand:
     @property
     def view(self) -> Run:
         return self.admin.run(self.id)
+
+    def member(self, site):
+        return next(member for member in self.view.members if member.site == site.name)
 
     def round(self, step, region):
         """Everybody in a region contributes; the entry's header and arrays, the same for all."""

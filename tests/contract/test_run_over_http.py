@@ -160,7 +160,8 @@ def test_the_same_bytes_again_give_the_same_update(patient):
     body = first.message(1)
     answer = first.send(1, body)
     assert (answer.status_code, answer.headers["content-type"]) == (202, "text/plain; charset=utf-8")
-    assert answer.text == f"region west: step 1, waiting for 1 of 2 sites: {second.name}"
+    assert answer.headers["isthmus-accepted"] == "true"
+    assert answer.text.startswith(f"region west: step 1, waiting for 1 of 2 sites: {second.name}, since ")
     assert first.send(1, body).status_code == 202
     problem(first.send(1, first.message(1, seed=1)), 409, "other_bytes")
     second_body = second.message(1)
@@ -184,11 +185,11 @@ def test_an_abstention_closes_a_round_and_is_not_a_contribution(patient):
     run = RunByHand(patient)
     first, second = run.sites
     abstention = Abstention(position=first.position(), reason="a gradient is not finite")
-    assert first.ranks.abstain(run.id, "west", 1, first.name, abstention, 0.0) is None
+    assert first.ranks.abstain(run.id, "west", 1, first.name, abstention, 0.0).message is None
     problem(first.send(1, first.message(1)), 409, "other_bytes")
     late = first.message(1)
     update = second.contribute(1, wait=WAIT_S)
-    assert first.ranks.abstain(run.id, "west", 1, first.name, abstention, 0.0) == update
+    assert first.ranks.abstain(run.id, "west", 1, first.name, abstention, 0.0).message == update
     problem(first.send(1, late), 410, "closed_without_you")
     with pytest.raises(GoneError, match="does not list"):
         second.ranks.abstain(run.id, "west", 1, second.name, abstention, 0.0)
@@ -201,7 +202,7 @@ def test_all_abstain(patient):
     run = RunByHand(patient, steps=1)
     for site in run.sites:
         abstention = Abstention(position=site.position(), reason="no data")
-        message = site.ranks.abstain(run.id, "west", 1, site.name, abstention, 0.0)
+        message = site.ranks.abstain(run.id, "west", 1, site.name, abstention, 0.0).message
     header, arrays = decode_message("entry", message)
     assert (header["parts"], header["contributors"], arrays) == ([], [], {})
     assert run.view.step == 1
@@ -309,11 +310,12 @@ def test_bodies_that_are_no_message(open_run, body):
     problem(open_run.sites[0].send(1, body), 422, "bad_contribution")
 
 
-def test_refused_contributions_leave_the_round_as_it_was(open_run):
-    """Whichever of the tests here have sent some."""
+def test_refused_contributions_close_no_round(open_run):
+    """Whichever of the tests here have sent some; those of the first site are its answer so far."""
     view = open_run.view
     assert view.status is RunStatus.RUNNING
-    assert view.reason.startswith("region west: step 1, waiting for 2 of 2 sites")
+    assert view.reason.startswith("region west: step 1, waiting for ")
+    assert open_run.sites[1].name in view.reason
 
 
 # --- before and after -------------------------------------------------------------------------------------------------

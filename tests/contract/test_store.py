@@ -88,11 +88,12 @@ def test_a_long_series_is_thinned_and_a_short_one_kept(use):
 
 def test_leases_outlive_an_outage_of_the_coordinator(use, url):
     async def body(store: Store) -> timedelta:
-        now = await store.tick(1.0, 15.0)
+        now, _ = await store.tick(1.0, 15.0)
         await store.renew_lease("a", now + timedelta(seconds=2))
         with redis.Redis.from_url(url) as client:
             client.decrby("tick", 60_000)  # as if nobody had ticked for a minute
-        later = await store.tick(1.0, 15.0)
+        later, outage_s = await store.tick(1.0, 15.0)
+        assert 59 < outage_s < 70
         return (await store.leases())["a"] - later
 
     assert timedelta(seconds=2) < use(body) <= timedelta(seconds=15)

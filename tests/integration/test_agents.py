@@ -25,7 +25,7 @@ from api.errors import ConflictError
 from api.export import export_model, file_digest
 from api.payload import encode_message
 from api.processes import Service
-from api.schemas import PROTOCOL_VERSION, ContributionHeader, Position, Run, RunSpec
+from api.schemas import PROTOCOL_VERSION, ContributionHeader, MemberView, Position, Run, RunSpec
 from tests import reference
 from tests.conftest import ROOT, LiveCoordinator, wait_until
 from tests.integration.test_three_sites import read_log, tensors_of
@@ -323,23 +323,32 @@ def digests_of_both(folder: Path) -> list[str] | None:
 # --- runs that end before their time ----------------------------------------------------------------------------------
 
 
-def test_a_script_that_raises_fails_the_run_with_its_last_lines(agents: Agents, tmp_path: Path) -> None:
-    run = agents.run("linear", ["ant", "bee"], tmp_path, {"raising": "bee", "raise_at": 2}, steps=10)
+ONCE = {"restarts": 0}
+
+
+def member(run: Run, site: str) -> MemberView:
+    return next(member for member in run.members if member.site == site)
+
+
+def test_a_script_that_raises_excludes_its_site_with_its_last_lines(agents: Agents, tmp_path: Path) -> None:
+    run = agents.run("linear", ["ant", "bee"], tmp_path, {"raising": "bee", "raise_at": 2}, steps=10, rounds=ONCE)
     wait_until((tmp_path / "raised").exists, "the script to raise")
     raised = time.monotonic()
-    ended = agents.end(run)
+    run = agents.until(run, lambda now: member(now, "bee").condition == "excluded", "the exclusion of bee")
     assert time.monotonic() - raised < 10
-    assert ended.status == "failed"
-    first, *log = ended.reason.splitlines()
-    assert first.startswith("site bee, rank 0: exit code 1: ")
+    first, *log = member(run, "bee").reason.splitlines()
+    assert first.startswith("rank 0: exit code 1: ")
     assert first.endswith("RuntimeError: the data are broken")
     assert "this is the last line before the end" in log
     assert log[-1].endswith("RuntimeError: the data are broken")
-    agents.nothing_left("ant", "bee")
+    agents.nothing_left("bee")
+    ended = agents.end(run)
+    assert ended.status == "succeeded", ended.reason
+    agents.nothing_left("ant")
 
 
 def test_ranks_without_ddp_are_refused(agents: Agents, tmp_path: Path) -> None:
-    run = agents.end(agents.run("linear", ["cat"], tmp_path, {"plain": True}, steps=2))
+    run = agents.end(agents.run("linear", ["cat"], tmp_path, {"plain": True}, steps=2, rounds=ONCE))
     assert run.status == "failed"
     assert "this site has 2 ranks, but the model is not wrapped in DistributedDataParallel" in run.reason
 
@@ -349,22 +358,27 @@ def test_regions_that_would_never_meet_are_refused(agents: Agents, tmp_path: Pat
         agents.run("linear", ["ant", "cat"], tmp_path, {}, steps=2)
 
 
-def test_an_agent_that_is_killed_and_started_again_fails_the_run_at_once(agents: Agents, tmp_path: Path) -> None:
+def test_an_agent_that_is_killed_and_started_again_joins_anew(agents: Agents, tmp_path: Path) -> None:
     agents.start("gnu", "west")
-    run = agents.run("linear", ["gnu"], tmp_path, {}, steps=10**6)
+    run = agents.run("linear", ["gnu"], tmp_path, {}, steps=10**6, rounds={"restarts": 10**6})
     agents.until(run, lambda now: now.step > 2, "step 3")
     agents.services.pop("gnu").kill()
     agents.start("gnu", "west")
-    assert agents.end(run).reason == "site gnu was lost: its agent was started again, without the ranks that it had"
+    run = agents.until(run, lambda now: member(now, "gnu").condition == "joining", "another seat")
+    assert run.status == "running"
+    agents.client.stop_run(run.id)
+    assert agents.end(run).status == "stopped"
     agents.nothing_left("gnu")
 
 
-def test_a_rank_with_other_parameters_fails_the_run_at_the_outer_step(agents: Agents, tmp_path: Path) -> None:
-    run = agents.run("linear", ["cat", "dog"], tmp_path, {"straying": "dog"}, steps=6, outer={"every": 3})
+def test_a_rank_with_other_parameters_excludes_its_site_at_the_outer_step(agents: Agents, tmp_path: Path) -> None:
+    params = {"straying": "dog"}
+    run = agents.run("linear", ["cat", "dog"], tmp_path, params, steps=6, outer={"every": 3}, rounds=ONCE)
     run = agents.end(run)
-    assert run.status == "failed"
-    assert "site dog, rank 0" in run.reason
-    assert "ranks [1] of site dog hold other parameters than rank 0" in run.reason
+    assert run.status == "succeeded", run.reason
+    dog = member(run, "dog")
+    assert (dog.condition, dog.digest) == ("excluded", None)
+    assert "ranks [1] of site dog hold other parameters than rank 0" in dog.reason
     agents.nothing_left("cat", "dog")
 
 
@@ -379,39 +393,46 @@ def test_an_operator_stops_a_run_in_the_middle(agents: Agents, tmp_path: Path) -
     agents.nothing_left("ant", "bee")
 
 
-def test_killed_ranks_fail_the_run(agents: Agents, tmp_path: Path) -> None:
-    run = agents.run("linear", ["bee"], tmp_path, {}, steps=10**6)
+def test_a_run_whose_last_ranks_are_killed_fails(agents: Agents, tmp_path: Path) -> None:
+    run = agents.run("linear", ["bee"], tmp_path, {}, steps=10**6, rounds=ONCE)
     agents.until(run, lambda now: now.step >= 2, "step 2")
     (rank,) = (process for process in agents.ranks("bee") if process.cmdline()[1] == str(SCRIPTS / "linear.py"))
     rank.kill()
     ended = agents.end(run)
     assert ended.status == "failed"
-    assert ended.reason.startswith("site bee, rank 0: killed (out of memory?)")
+    assert ended.reason.startswith("no site is left in region west: site bee, rank 0: killed (out of memory?)")
     agents.nothing_left("bee")
 
 
-def test_an_agent_that_is_told_to_end_leaves_and_takes_its_ranks_along(agents: Agents, tmp_path: Path) -> None:
+def test_an_agent_that_is_told_to_end_leaves_and_the_others_go_on(agents: Agents, tmp_path: Path) -> None:
     agents.start("elk", "west")
     run = agents.run("linear", ["ant", "elk"], tmp_path, {}, steps=10**6)
     agents.until(run, lambda now: now.step >= 2, "step 2")
     agents.services["elk"].interrupt()
-    ended = agents.end(run)
-    assert (ended.status, ended.reason) == ("failed", "site elk was lost: its agent was stopped")
+    run = agents.until(run, lambda now: member(now, "elk").condition == "away", "the leaving of elk")
+    assert member(run, "elk").reason == "its agent was stopped; a heartbeat brings it back"
     wait_until(lambda: not processes_of(agents.site("elk")), "elk's processes to end", 15)
     assert agents.client.site("elk").status == "left"
+    agents.until(run, lambda now: now.step > run.step + 2, "steps without elk")
+    agents.client.stop_run(run.id)
+    assert agents.end(run).status == "stopped"
     agents.nothing_left("ant")
 
 
-# --- the simulation ---------------------------------------------------------------------------------------------------
-
-
-def test_a_killed_agent_takes_its_ranks_along(agents: Agents, tmp_path: Path) -> None:
+def test_a_killed_agent_takes_its_ranks_along_and_the_run_waits(agents: Agents, tmp_path: Path) -> None:
     agents.start("fox", "west")
     run = agents.run("linear", ["fox"], tmp_path, {}, steps=10**6)
     agents.until(run, lambda now: now.step > 2, "step 3")
     agents.services.pop("fox").kill()
     agents.nothing_left("fox")
-    assert agents.end(run).reason.startswith("site fox was lost: no heartbeat")
+    run = agents.until(run, lambda now: member(now, "fox").condition == "away", "the loss of fox")
+    assert run.status == "running"
+    assert "0 of at least 1 sites there: fox (away since" in run.reason
+    agents.client.stop_run(run.id)
+    assert agents.end(run).status == "stopped"
+
+
+# --- the simulation ---------------------------------------------------------------------------------------------------
 
 
 def test_simulations_side_by_side_and_one_that_is_interrupted(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.contract.by_hand import RunByHand
 
 BIN = Path(sys.executable).parent / "isthmus"
 Isthmus = Callable[..., subprocess.CompletedProcess[str]]
@@ -44,6 +47,10 @@ def write_spec(folder: Path, **values: object) -> str:
         (("run", "start", "missing.json"), {}, "there is no file missing.json"),
         (("run", "create", "missing.json"), {}, "cannot read the run spec missing.json: No such file"),
         (("site", "remove", "nowhere"), {}, "there is no site 'nowhere'"),
+        (("run", "pause", "nope"), {}, "there is no run 'nope'"),
+        (("run", "resume", "nope"), {}, "there is no run 'nope'"),
+        (("run", "add-site", "nope", "ant"), {}, "there is no run 'nope'"),
+        (("run", "remove-site", "nope", "ant"), {}, "there is no run 'nope'"),
         (("run", "export", "nope", "--out", "x"), {}, "there is no run 'nope'"),
     ],
 )
@@ -88,6 +95,26 @@ def test_create_show_stop_and_delete(isthmus, tmp_path):
     assert json.loads(isthmus("run", "stop", created["id"], "--json").stdout)["status"] == "stopped"
     assert isthmus("run", "delete", created["id"]).returncode == 0
     assert created["id"] not in isthmus("run", "list").stdout
+
+
+def test_pause_resume_and_members(isthmus, coordinator):
+    run = RunByHand(coordinator, ("west",) * 2, steps=10)
+    second = run.sites[1]
+    for site in run.sites:
+        site.beat()
+    assert "paused" in isthmus("run", "pause", run.id).stdout
+    assert json.loads(isthmus("run", "resume", run.id, "--json").stdout)["status"] == "running"
+    second.agent.leave(second.name)
+    shown = isthmus("run", "show", run.id).stdout
+    assert re.search(rf"{second.name} .* away .* its agent was stopped", shown)
+    assert json.loads(isthmus("run", "remove-site", run.id, second.name, "--json").stdout)["status"] == "running"
+    assert "removed by an administrator" in isthmus("run", "show", run.id).stdout
+    refused = isthmus("run", "add-site", run.id, second.name)
+    assert (refused.returncode, refused.stderr.strip()) == (
+        1,
+        f"isthmus: site {second.name} cannot be added: site {second.name} is left",
+    )
+    assert isthmus("run", "stop", run.id).returncode == 0
 
 
 def test_an_unreachable_coordinator_is_named(tmp_path):

@@ -1,13 +1,14 @@
 """Coordinators that are killed, stopped and started again: real processes, real Redis, the same data directory."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
 import httpx
@@ -19,7 +20,7 @@ from algorithms.codec import digest_arrays, pack_update, unpack_contribution
 from api.client import CoordinatorClient
 from api.errors import ProblemError
 from api.payload import decode_message
-from api.schemas import RunStatus
+from api.schemas import RoundsSpec, RunStatus
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.store import Store
 from tests.conftest import ROOT, wait_until
@@ -81,7 +82,7 @@ def test_a_round_outlives_a_killed_coordinator(new_coordinator, restart, killed)
     run.move(again)
     other.move(again)
     assert run.view.status is RunStatus.RUNNING
-    assert run.view.reason == f"region west: step 2, waiting for 1 of 2 sites: {second.name}"
+    assert run.view.reason.startswith(f"region west: step 2, waiting for 1 of 2 sites: {second.name}, since ")
     assert run.admin.log(run.id, "west", 0) == log
     assert [run.admin.entry(run.id, "west", seq) for seq in range(len(log.items))] == messages
     assert first.send(2, body).status_code == 202
@@ -124,6 +125,28 @@ def test_work_that_was_left_is_done_after_a_kill(new_coordinator, restart):
         assert site.send(1, body).status_code == 200
     (header,) = run.admin.log(run.id, "west", 1).items
     assert header["parts"] == [update_of(*bodies)]
+
+
+def test_a_deadline_does_not_pass_while_the_coordinator_is_away(tmp_path, new_coordinator):
+    """Rule A6: killed between two contributions of a round, and back an hour later, it still waits for the third."""
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        options = (*PATIENT, "--tick-s", "0.1", "--redis-url", server.url)
+        live = new_coordinator(*options)
+        run = RunByHand(live, ("west",) * 3, rounds=RoundsSpec(deadline_s=20))
+        first, second, third = run.sites
+        assert first.contribute(1) is None
+        assert second.contribute(1) is None
+        live.service.kill()
+        with redis.Redis.from_url(server.url) as client:
+            client.decrby("tick", 3_600_000)
+            (key,) = client.keys("run:*")
+            state = json.loads(client.hget(key, "state"))
+            began = state["regions"]["west"]["round"]["first_answer"]
+            state["regions"]["west"]["round"]["first_answer"] = str(datetime.fromisoformat(began) - timedelta(hours=1))
+            client.hset(key, "state", json.dumps(state))
+        run.move(new_coordinator(*options))
+        header, _ = decode_message("entry", third.contribute(1, wait=WAIT_S))
+        assert [line["site"] for line in header["contributors"]] == [first.name, second.name, third.name]
 
 
 def test_sigterm_answers_open_polls_and_ends(new_coordinator):
@@ -189,14 +212,14 @@ def test_after_an_outage_leases_go_on_where_they_were(tmp_path):
 
     async def leases_after(server):
         store = Store(server.url)
-        now = await store.tick(1.0, 15.0)
+        now, _ = await store.tick(1.0, 15.0)
         await store.renew_lease("away", now - timedelta(hours=1) + timedelta(seconds=10))
         await store.renew_lease("renewed", now + timedelta(seconds=15))
         with redis.Redis.from_url(server.url) as client:
             client.set("tick", int((now - timedelta(hours=1)).timestamp() * 1000))
-        now = await store.tick(1.0, 15.0)
+        now, _ = await store.tick(1.0, 15.0)
         leases = await store.leases()
-        assert await store.tick(1.0, 15.0) >= now
+        assert (await store.tick(1.0, 15.0))[0] >= now
         assert await store.leases() == leases
         await store.close()
         return {site: (until - now).total_seconds() for site, until in leases.items()}

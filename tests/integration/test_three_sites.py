@@ -11,8 +11,15 @@ from api.report import build_report
 from tests import reference
 
 
+def read_headers(client: Any, run: str, region: str) -> list[dict[str, Any]]:
+    headers: list[dict[str, Any]] = []
+    while page := client.log(run, region, len(headers)).items:
+        headers += page
+    return headers
+
+
 def read_log(client: Any, run: str, region: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    headers = client.log(run, region, 0).items
+    headers = read_headers(client, run, region)
     return [(header, decode_message("entry", client.entry(run, region, header["seq"]))[1]) for header in headers]
 
 

@@ -10,6 +10,7 @@ from api.client import BLOCK, CoordinatorClient, UnreachableError
 from api.errors import ConflictError, GoneError, IsthmusError, ProblemError, UnavailableError
 from api.middleware import problem_response
 from api.schemas import Announcement, RunSpec
+from api.service import Answer
 
 URL = "http://coordinator.example/prefix"
 VERSION = {"version": "0.1.0", "protocols": [1]}
@@ -134,11 +135,18 @@ def test_a_blob_with_other_bytes_is_refused():
 def test_open_rounds_are_none_and_closed_ones_bytes():
     answers = Answers(httpx.Response(202, text="waiting"), httpx.Response(204), httpx.Response(200, content=b"entry"))
     client = answers.client()
-    assert client.contribute("run", "west", 1, "a", 0, b"message", 5.0) is None
+    assert client.contribute("run", "west", 1, "a", 0, b"message", 5.0) == Answer(None, "waiting")
     assert client.update("run", "west", 1, 0, 5.0) is None
     assert client.update("run", "west", 1, 0, 5.0) == b"entry"
     assert answers.requests[0].url.params["wait"] == "5.0"
     assert answers.requests[0].headers["content-type"] == "application/vnd.isthmus+safetensors"
+
+
+def test_what_was_not_accepted_is_to_be_sent_again():
+    said = [httpx.Response(202, text="paused", headers={"Isthmus-Accepted": word}) for word in ("false", "true")]
+    client = Answers(*said, httpx.Response(200, content=b"entry")).client()
+    accepted = [client.contribute("run", "west", 1, "a", 0, b"message", 5.0).accepted for _ in range(3)]
+    assert accepted == [False, True, True]
 
 
 def test_names_are_quoted_where_users_type_them():

@@ -1,34 +1,41 @@
 """Drives the state machine of a run as sites and engine would, and keeps books of its own to compare with."""
 
+import contextlib
 import hashlib
 import json
 import math
+import statistics
 from collections import defaultdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from api.errors import ProblemError
-from api.schemas import OuterSpec, Position, RunSpec, RunStatus
-from coordinator.quorum import waiting_for
-from coordinator.records import (
+from api.schemas import OuterSpec, Position, RoundsSpec, RunSpec, RunStatus
+from coordinator.events import (
     Abstained,
     Aggregated,
     Announced,
     Averaged,
+    CaughtUp,
     Contributed,
     FinalReported,
-    Layout,
     LayoutPresented,
-    RunState,
-    Sent,
-    Start,
+    ProcessesGone,
+    Refused,
+    SeatTaken,
+    SiteAdded,
+    SiteBack,
     StartRequested,
     StartUploaded,
+    Ticked,
 )
-from coordinator.state import AggregateRound, pending, transition
+from coordinator.outer_events import region_copies
+from coordinator.records import Layout, RunState, Sent, Start
+from coordinator.state import AggregateRound, due_at, pending, transition
+from coordinator.waiting import waiting_for
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = datetime(2026, 1, 1, 10, tzinfo=UTC)
 FINAL = "f" * 64
 
 
@@ -45,22 +52,35 @@ def entry_hash(header):
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
+def allowance(delays, deadline_s):
+    """Seconds from the first answer to the deadline, by section 2 of docs/decisions/0003-absence.md."""
+    if deadline_s is not None:
+        return deadline_s
+    if len(delays) < 8:
+        return 60
+    middle = statistics.median(delays)
+    return max(10, min(600, middle + 6 * statistics.median([abs(delay - middle) for delay in delays])))
+
+
 class Driver:
     """A run's state, every log line that its transitions asked for, and what was taken in.
 
     Args:
         sites: region by site.
         every: inner steps between outer rounds; None: no outer rounds.
+        rounds: of the spec.
     """
 
-    def __init__(self, sites, steps=3, every=None, fragments=1):
+    def __init__(self, sites, steps=3, every=None, fragments=1, **rounds):
         outer = OuterSpec(every=every, fragments=fragments) if every else None
         self.sites = sites
-        self.spec = RunSpec(name="drill", task="drill", steps=steps, outer=outer)
+        self.spec = RunSpec(name="drill", task="drill", steps=steps, outer=outer, rounds=RoundsSpec(**rounds))
         self.state = RunState(id="drill-1", spec=self.spec, created_at=NOW, since=NOW)
+        self.now = NOW
         self.logs = defaultdict(list)
         self.accepted = defaultdict(dict)
         self.abstained = defaultdict(dict)
+        self.refusals = defaultdict(dict)
         self.tokens = defaultdict(int)
         self.closed = set()
         self.summaries = []
@@ -72,14 +92,16 @@ class Driver:
         before = self.state
         text = before.model_dump_json()
         try:
-            done = transition(before, event, NOW)
+            done = transition(before, event, self.now)
         except ProblemError:
             assert before.model_dump_json() == text
             raise
         assert before.model_dump_json() == text
         self.state = done.state
+        self._forget(before)
         self._book(event, before)
         self._check(before, done)
+        self._check_again(event)
         return done
 
     def refused(self, event, code):
@@ -89,30 +111,58 @@ class Driver:
         assert caught.value.code == code
         return caught.value
 
+    def pass_time(self, seconds):
+        self.now += timedelta(seconds=seconds)
+        return self.send(Ticked())
+
+    def _forget(self, before):
+        """Answers to open rounds are dropped only with the ranks that gave them."""
+        for name, region in before.regions.items():
+            now = self.state.regions[name].round
+            if region.round is None or now is None or now.step != region.round.step:
+                continue
+            for site in region.round.answered - now.answered:
+                assert not region.round.frozen
+                assert not self.state.members[site].ready
+                for answers in (self.accepted, self.abstained, self.refusals):
+                    answers[name, now.step].pop(site, None)
+
     def _book(self, event, before):
         """Notes what was taken in; a second answer of a site to one step would show here."""
-        if self.state == before or not isinstance(event, Contributed | Abstained):
+        if not isinstance(event, Contributed | Abstained | Refused):
             return
         place = event.region, event.step
+        round_ = before.regions[event.region].round
+        if round_ is not None and event.site in {**round_.contributions, **round_.abstentions}:
+            return
+        if isinstance(event, Refused) and event.site in round_.refusals:
+            return
+        assert not round_.frozen
         assert event.position == before.regions[event.region].head
+        assert event.attempt == before.members[event.site].attempt
         assert event.site not in self.accepted[place]
         assert event.site not in self.abstained[place]
+        if isinstance(event, Refused):
+            self.refusals[place][event.site] = event.reason
+            return
+        self.refusals[place].pop(event.site, None)
         if isinstance(event, Contributed):
             self.accepted[place][event.site] = event.sent
         else:
             self.abstained[place][event.site] = event.reason
+        member = self.state.members[event.site]
+        assert member.live or self.state.status.terminal
+
+    # --- what holds after any event -----------------------------------------------------------------------------------
 
     def _check(self, before, done):
         state = self.state
         if before.status.terminal:
             assert state == before
             assert not done.entries
-        for region, round_ in done.closed:
-            assert (region, round_.step) not in self.closed
-            self.closed.add((region, round_.step))
         for name, region in state.regions.items():
-            assert 0 <= region.step - (before.regions[name].step if name in before.regions else 0) <= 1
-            assert region.step <= self.spec.steps
+            if name in before.regions:
+                self._check_freeze(before, before.regions[name], region)
         for region, header in done.entries:
             self._check_entry(region, header)
         if done.outer_round is not None:
@@ -120,23 +170,89 @@ class Driver:
             for region in state.regions:
                 self.tokens[region] = 0
         for name, region in state.regions.items():
-            assert region.tokens == self.tokens[name]
-            log = self.logs[name]
-            assert region.head == (Position(seq=len(log) - 1, hash=entry_hash(log[-1])) if log else None)
-            assert (region.step, name) in {(line["step"], name) for line in log} | {(0, name)}
+            self._check_region(before.regions.get(name), name, region)
+        for site, member in state.members.items():
+            assert member.attempt >= (before.members[site].attempt if site in before.members else 1)
+            assert NOW <= member.since <= self.now
         assert RunState.model_validate_json(state.model_dump_json()) == state
         self._check_words()
+
+    def _check_again(self, event):
+        """What was taken in changes nothing when it is sent again; nor does time that stands still."""
+        state = self.state
+        assert transition(state, Ticked(), self.now).state == state
+        due = due_at(state)
+        if due is not None:
+            assert due > self.now
+            assert transition(state, Ticked(), due - timedelta(milliseconds=1)).state == state
+            assert transition(state, Ticked(), due).state != state
+        if not isinstance(event, Ticked):
+            with contextlib.suppress(ProblemError):
+                assert transition(state, event, self.now).state == state
+
+    def _check_region(self, before, name, region):
+        step = before.step if before else 0
+        log = self.logs[name]
+        jumped = region.step > step and log[-1]["kind"] == "anchor"
+        assert 0 <= region.step - step <= 1 or jumped
+        assert region.step <= self.spec.steps
+        assert region.tokens == self.tokens[name]
+        assert region.head == (Position(seq=len(log) - 1, hash=entry_hash(log[-1])) if log else None)
+        assert (region.step, name) in {(line["step"], name) for line in log} | {(0, name)}
+        if region.resume is not None:
+            entry = log[region.resume.position.seq]
+            assert (entry["kind"], entry_hash(entry)) == ("anchor", region.resume.position.hash)
+            ours = [line for line in log[: entry["seq"] + 1] if line["kind"] == "anchor"][-len(region.resume.anchors) :]
+            by_fragment = sorted((line["fragment"], line["digest"]) for line in ours)
+            assert by_fragment == list(enumerate(region.resume.anchors))
+            assert region.resume.step == entry["step"] == self.summaries[-1].step
+
+    def _check_freeze(self, run_before, before, after):
+        """Who was waited for when the round was frozen, by the rules of section 2."""
+        round_ = before.round
+        if round_ is None or round_.frozen or self.state.status.terminal:
+            return
+        if after.round is not None and after.round.step == round_.step and not after.round.frozen:
+            return
+        if after.step > round_.step or (after.round is None and after.step < round_.step):
+            assert not [m for m in self.state.members.values() if m.region == after.name and m.live]
+            return  # an outer round goes on without this region
+        rounds = self.spec.rounds
+        benched = self.now + timedelta(seconds=rounds.bench_s)
+        waited_for = {
+            member.site
+            for member in self.state.members.values()
+            if member.region == after.name
+            if member.live
+            or (member.benched_until == benched and run_before.members[member.site].benched_until is None)
+            if not member.excluded and not member.away and member.caught_up
+        }
+        place = after.name, round_.step
+        answered = {*self.accepted[place], *self.abstained[place], *self.refusals[place]}
+        answers = len(answered & waited_for)
+        assert answers >= rounds.min_sites
+        if answered >= waited_for:
+            return
+        delay = allowance(after.delays, rounds.deadline_s)
+        first = after.round.first_answer if after.round and after.round.frozen else round_.first_answer
+        assert first + timedelta(seconds=delay) <= self.now
+        assert 2 * answers >= len(waited_for)
+        for site in waited_for - answered:
+            assert self.state.members[site].missed > 0
+            assert self.state.members[site].live == (self.state.members[site].missed < rounds.late_rounds)
 
     def _check_entry(self, region, header):
         log = self.logs[region]
         assert header["seq"] == len(log)
         assert header["previous"] == (entry_hash(log[-1]) if log else "0" * 64)
+        assert header["step"] >= (log[-1]["step"] if log else 0)
         log.append(header)
         if header["kind"] == "step":
             self._check_step(region, header)
         if header["kind"] == "anchor":
             weights = {part["region"]: part["weight"] for part in header["participants"]}
-            assert weights == {name: self.tokens[name] for name in self.state.regions}
+            assert weights
+            assert weights == {name: self.tokens[name] for name in weights}
             others = [[line for line in self.logs[name] if line["kind"] == "anchor"] for name in self.state.regions]
             seen = [(line["outer_round"], line["fragment"]) for line in log if line["kind"] == "anchor"]
             assert len(set(seen)) == len(seen)
@@ -150,12 +266,14 @@ class Driver:
 
     def _check_step(self, region, header):
         place = region, header["step"]
-        assert place in self.closed
+        assert place not in self.closed
+        self.closed.add(place)
         listed = {line["site"]: Sent(digest=line["digest"], tokens=line["tokens"]) for line in header["contributors"]}
         assert listed == self.accepted[place]
         assert list(listed) == sorted(listed)
         assert {line["site"]: line["reason"] for line in header["abstentions"]} == self.abstained[place]
-        assert listed.keys() | self.abstained[place].keys() == set(self.members(region))
+        assert {line["site"]: line["reason"] for line in header["refusals"]} == self.refusals[place]
+        assert len(listed) + len(self.abstained[place]) + len(self.refusals[place]) >= 1
         assert bool(header["parts"]) == bool(listed)
         self.tokens[region] += sum(sent.tokens for sent in listed.values())
 
@@ -164,9 +282,9 @@ class Driver:
         state, words = self.state, waiting_for(self.state)
         assert words
         assert words == words.strip()
-        if state.status.terminal or state.status is RunStatus.PENDING or pending(state):
+        if state.status.terminal or state.status in (RunStatus.PENDING, RunStatus.PAUSED) or pending(state):
             return
-        assert any(f" {site}" in words for site in state.members), words
+        assert any(f" {site}" in words or f" {site}," in words for site in state.members) or "add sites" in words, words
 
     # --- what sites and the engine do ---------------------------------------------------------------------------------
 
@@ -174,33 +292,88 @@ class Driver:
     def status(self):
         return self.state.status
 
-    def members(self, region):
-        return [site for site in sorted(self.sites) if self.sites[site] == region]
+    @property
+    def words(self):
+        return waiting_for(self.state)
+
+    def member(self, site):
+        return self.state.members[site]
+
+    def attempt(self, site):
+        return self.state.members[site].attempt if site in self.state.members else 1
+
+    def region_of(self, site):
+        member = self.state.members.get(site)
+        return member.region if member else self.sites.get(site, "west")
+
+    def live(self, region=None):
+        """As section 1 of docs/decisions/0003-absence.md says."""
+        return [
+            site
+            for site, member in sorted(self.state.members.items())
+            if region in (None, member.region)
+            if not (member.excluded or member.away or member.benched_until or not member.caught_up)
+        ]
 
     def begin(self):
         """Until the run is running."""
         if self.status is RunStatus.PENDING:
             self.send(StartRequested(self.sites))
-        for site in sorted(self.sites):
-            if not self.state.members[site].ready:
-                self.send(LayoutPresented(site, 1, LAYOUT))
-        if self.state.start is None:
-            self.send(StartUploaded(min(self.sites), START))
+        while self.status is RunStatus.STARTING:
+            assert self.prepare()
         return self
 
+    def prepare(self):
+        """One thing that is due before the start. False if nothing is left."""
+        for site in self.state.present():
+            if not self.member(site).ready:
+                self.take_seat(site)
+                self.send(self.layout(site))
+                return True
+        site = self.state.first_site
+        if site is not None and self.state.start is None:
+            self.send(StartUploaded(site, self.attempt(site), START))
+            return True
+        return False
+
+    def take_seat(self, site, words=""):
+        self.send(SeatTaken(site, self.attempt(site), digest_of("seat", site, self.attempt(site), words)))
+
+    def layout(self, site, layout=LAYOUT):
+        return LayoutPresented(site, self.attempt(site), layout)
+
     def contribution(self, site, *, step=None, tokens=7, variant="", position=None, region=None):
-        own = self.state.regions.get(region or self.sites[site])
+        name = region or self.region_of(site)
+        own = self.state.regions.get(name)
         step = step if step is not None else own.step + 1
         sent = Sent(digest=digest_of(site, step, tokens, variant), tokens=tokens)
-        return Contributed(site, region or self.sites[site], step, position or self.position(own), sent)
+        return Contributed(site, self.attempt(site), name, step, position or self.position(own), sent)
 
-    def abstention(self, site, *, step=None, reason="no data", position=None):
-        region = self.state.regions[self.sites[site]]
-        return Abstained(site, region.name, region.step + 1 if step is None else step, self.position(region), reason)
+    def abstention(self, site, *, step=None, reason="no data"):
+        region = self.state.regions[self.region_of(site)]
+        step = region.step + 1 if step is None else step
+        return Abstained(site, self.attempt(site), region.name, step, self.position(region), reason)
+
+    def refusal(self, site, reason="tensor w: not finite"):
+        region = self.state.regions[self.region_of(site)]
+        return Refused(site, self.attempt(site), region.name, region.step + 1, self.position(region), reason)
 
     @staticmethod
     def position(region):
         return Position(seq=0, hash="0" * 64) if region is None or region.head is None else region.head
+
+    def caught_up(self, site, position=None):
+        position = position or self.position(self.state.regions[self.region_of(site)])
+        return CaughtUp(site, self.attempt(site), position)
+
+    def catch_up(self, site):
+        """As new ranks do: they present their layout and replay the log."""
+        self.take_seat(site)
+        self.send(self.layout(site))
+        return self.send(self.caught_up(site))
+
+    def gone(self, site, code=1, **how):
+        return ProcessesGone(site, self.attempt(site), code, **how)
 
     def work(self):
         """Does one pending job, as the engine would; False if there is none."""
@@ -212,33 +385,41 @@ class Driver:
             sites = self.state.regions[job.region].round.contributions
             self.send(Aggregated(job.region, job.step, (digest_of("parts"),), dict.fromkeys(sites, 0)))
         else:
-            anchor, momentum = (digest_of(word, job.number, job.fragment) for word in ("anchor", "momentum"))
-            self.send(Averaged(job.number, job.fragment, anchor, momentum))
+            self.send(self.average(job.number, job.fragment))
         return True
+
+    def average(self, number, fragment):
+        copies = region_copies(self.state, self.state.outer.fragments[fragment])
+        anchor, momentum = (digest_of(word, number, fragment) for word in ("anchor", "momentum"))
+        return Averaged(number, fragment, copies, anchor, momentum)
 
     def announcement(self, site, fragment, *, digest=None, stored=True, number=None):
         number = self.state.outer_rounds + 1 if number is None else number
-        return Announced(site, number, fragment, digest or digest_of("copy", number, fragment), stored)
+        return Announced(
+            site, self.attempt(site), number, fragment, digest or digest_of("copy", number, fragment), stored
+        )
 
-    def exchange(self, *, announced=True):
+    def exchange(self):
         """One thing that is due now: work, a missing answer, a missing announcement. False if nothing is left."""
         if self.work():
             return True
         if self.state.outer is not None:
-            return announced and self._announce_one()
+            return self._announce_one()
         for region in self.state.regions.values():
-            if region.round is not None:
-                site = next(site for site in self.members(region.name) if site not in region.round.answered)
-                self.send(self.contribution(site))
-                return True
+            if region.round is not None and not region.round.frozen:
+                for site in self.live(region.name):
+                    if site not in region.round.answered:
+                        self.send(self.contribution(site))
+                        return True
         return False
 
     def _announce_one(self):
-        for index, fragment in enumerate(self.state.outer.fragments):
+        outer = self.state.outer
+        for index, fragment in enumerate(outer.fragments):
             if fragment.anchor is None:
-                for site in sorted(self.sites):
+                for site in self.live():
                     copy = fragment.copies.get(site)
-                    if copy is None or copy not in fragment.stored:
+                    if site in outer.participants and (copy is None or copy not in fragment.stored):
                         self.send(self.announcement(site, index, digest=copy))
                         return True
         return False
@@ -249,6 +430,11 @@ class Driver:
             assert self.exchange()
         return self
 
+    def until_step(self, step):
+        while self.state.step < step:
+            assert self.exchange()
+        return self
+
     def until_done(self):
         """All inner steps and outer rounds; what is left are the final reports."""
         while self.exchange():
@@ -256,13 +442,62 @@ class Driver:
         return self
 
     def final(self, site, digest=FINAL, stored=True):
-        return FinalReported(site, self.state.regions[self.sites[site]].head.seq, digest, stored)
+        seq = self.state.regions[self.region_of(site)].head.seq
+        return FinalReported(site, self.attempt(site), seq, digest, stored)
+
+    def report_one(self):
+        """A final report that is due. False if nothing is left, or it is not the end yet."""
+        if any(region.round is not None for region in self.state.regions.values()) or self.state.outer is not None:
+            return False
+        for site in self.live():
+            if self.state.regions[self.region_of(site)].step < self.spec.steps:
+                return False
+        if self.state.outer_rounds < self.due_outer_rounds:
+            return False
+        for site in self.live():
+            wanted = self.spec.outer is None and not self.state.final_stored and site == self.state.model_site
+            if self.member(site).final is None or wanted:
+                self.send(self.final(site, self.member(site).final or FINAL))
+                return True
+        return False
+
+    def catch_up_one(self):
+        """A site that is there and behind catches up. False if there is none, or none can."""
+        for site in self.state.present():
+            if not self.member(site).caught_up and self.state.going_on:
+                self.catch_up(site)
+                if self.member(site).caught_up:
+                    return True
+        return False
+
+    def do_duty(self):
+        """One thing that the sites that are there would do next. False if nothing is left."""
+        if self.status is RunStatus.STARTING:
+            return self.prepare()
+        return self.exchange() or self.report_one() or self.catch_up_one()
+
+    def has_enough(self):
+        """Whether the run can go on with the sites that are live; or, before it begins, that are there."""
+        if self.status is RunStatus.STARTING:
+            return all(len(self.state.present(name)) >= self.spec.rounds.min_sites for name in self.state.regions)
+        if self.state.outer is not None and not set(self.live()) & self.state.outer.participants:
+            return False
+        return all(len(self.live(name)) >= self.spec.rounds.min_sites for name in self.state.regions)
+
+    def bring_back(self):
+        """Every site is heard again; regions that have lost too many get them back."""
+        for site, member in self.state.members.items():
+            if member.away:
+                self.send(SiteBack(site))
+        for region in self.state.regions:
+            for site, member in sorted(self.state.members.items()):
+                if member.excluded and len(self.state.present(region)) < self.spec.rounds.min_sites:
+                    self.send(SiteAdded(site, member.region))
 
     def finish(self):
-        self.begin().until_done()
-        for site in sorted(self.sites):
-            if self.state.members[site].final is None or site == min(self.sites):
-                self.send(self.final(site))
+        self.begin()
+        while not self.status.terminal and self.do_duty():
+            pass
         return self
 
     @property

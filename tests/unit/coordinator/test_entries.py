@@ -53,6 +53,7 @@ def test_step():
         "previous": entry_hash(driver.logs["west"][0]),
         "contributors": [{"site": "b", "digest": digest_of("b", 1, 3, ""), "tokens": 3, "halvings": 2}],
         "abstentions": [{"site": "a", "reason": "no data"}],
+        "refusals": [],
         "lr": [lr, lr],
         "decay": [1.0, 1.0],
         "k": driver.spec.optimizer.k,

@@ -1,23 +1,80 @@
-"""May a round close, which copy is a region's, and what a run waits for."""
+"""When a round closes, and which copy is a region's."""
+
+from datetime import timedelta
 
 import pytest
 
-from api.schemas import RunStatus
-from coordinator.quorum import agreed_copy, all_announced, may_close, waiting_for
-from coordinator.records import FragmentRound, LayoutPresented, Round, Sent, StartRequested, StopRequested
-from tests.unit.coordinator.runs import LAYOUT, Driver, digest_of
+from api.schemas import RoundsSpec
+from coordinator.events import SiteLost
+from coordinator.quorum import agreed_copy, all_announced, allowance_s, may_close
+from coordinator.records import FragmentRound, Round, Sent
+from coordinator.state import due_at
+from coordinator.transitions import with_region
+from tests.unit.coordinator.runs import NOW, Driver, digest_of
 
 SENT = Sent(digest=digest_of("sent"), tokens=1)
 THREE = {"a": "west", "b": "west", "c": "east"}
+FIVE = dict.fromkeys("abcde", "west")
 
 
 @pytest.mark.parametrize(
-    ("contributed", "abstained", "closes"),
-    [("", "", False), ("a", "", False), ("ab", "", True), ("a", "b", True), ("", "ab", True), ("b", "", False)],
+    ("delays", "seconds"),
+    [
+        ([], 60),
+        ([1.0] * 7, 60),
+        ([1.0] * 8, 10),
+        ([20.0] * 8, 20),
+        ([20.0, 24.0] * 4, 22 + 6 * 2),
+        ([100.0, 300.0] * 4, 600),
+        ([2.0] * 31 + [500.0], 10),
+    ],
 )
-def test_a_round_closes_when_every_member_has_answered(contributed, abstained, closes):
-    round_ = Round(step=1, contributions=dict.fromkeys(contributed, SENT), abstentions=dict.fromkeys(abstained, "none"))
-    assert may_close(round_, ["a", "b"]) is closes
+def test_the_deadline_follows_the_delays_seen_so_far(delays, seconds):
+    assert allowance_s(delays, RoundsSpec()) == pytest.approx(seconds)
+    assert allowance_s(delays, RoundsSpec(deadline_s=3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "least", "in_time", "at_the_deadline"),
+    [
+        ("", 1, False, False),
+        ("ab", 1, False, False),
+        ("abc", 1, False, True),
+        ("abcd", 1, False, True),
+        ("abcde", 1, True, True),
+        ("abcd", 4, False, True),
+        ("abc", 4, False, False),
+        ("abcde", 5, True, True),
+    ],
+)
+def test_all_live_members_at_once_or_half_of_them_at_the_deadline(answers, least, in_time, at_the_deadline):
+    driver = Driver(FIVE, min_sites=least, deadline_s=5).begin()
+    round_ = Round(
+        step=1,
+        contributions=dict.fromkeys(answers[::2], SENT),
+        abstentions=dict.fromkeys(answers[1::2], "none"),
+        first_answer=NOW if answers else None,
+    )
+    state = with_region(driver.state, "west", round=round_)
+    west = state.regions["west"]
+    assert may_close(state, west, NOW) is in_time
+    assert may_close(state, west, NOW + timedelta(seconds=4.999)) is in_time
+    assert may_close(state, west, NOW + timedelta(seconds=5)) is at_the_deadline
+    assert due_at(state) == (NOW + timedelta(seconds=5) if at_the_deadline else None)
+
+
+def test_answers_of_absent_members_do_not_make_a_quorum():
+    driver = Driver(FIVE, min_sites=2, deadline_s=5).begin()
+    driver.send(driver.contribution("a"))
+    driver.send(driver.contribution("b"))
+    driver.send(SiteLost("a", "no heartbeat"))
+    driver.pass_time(10)
+    assert not driver.state.regions["west"].round.frozen
+    for site in "cde":
+        driver.send(SiteLost(site, "no heartbeat"))
+    assert driver.live() == ["b"]
+    assert not driver.state.regions["west"].round.frozen
+    assert "1 of at least 2 sites there: a (away since 10:00:00 UTC: no heartbeat" in driver.words
 
 
 @pytest.mark.parametrize(
@@ -37,70 +94,11 @@ def test_most_members_decide_which_copy_is_the_regions(copies, agreed):
 
 
 def test_all_announced():
-    driver = Driver(THREE).begin()
+    driver = Driver(THREE, steps=1, every=1).begin().until_outer()
     assert not all_announced(FragmentRound(copies={"a": "x", "b": "x"}), driver.state)
     assert all_announced(FragmentRound(copies=dict.fromkeys("abc", "x")), driver.state)
-
-
-def test_a_sentence_for_every_wait():
-    driver = Driver(THREE, steps=2, every=1, fragments=2)
-    seen = [waiting_for(driver.state)]
-
-    def note():
-        if (words := waiting_for(driver.state)) != seen[-1]:
-            seen.append(words)
-
-    driver.send(StartRequested(THREE))
-    note()
-    for site in THREE:
-        driver.send(LayoutPresented(site, 1, LAYOUT))
-        note()
-    driver.begin()
-    note()
-    while driver.state.step < 1 or driver.state.outer is not None:
-        driver.exchange()
-        note()
-    while driver.exchange():
-        pass
-    note()
-    for site in THREE:
-        driver.send(driver.final(site))
-        note()
-    assert seen == [
-        "not started yet: `isthmus run start` starts it",
-        "waiting for 3 of 3 sites to join: a, b, c",
-        "waiting for 2 of 3 sites to join: b, c",
-        "waiting for 1 of 3 sites to join: c",
-        "waiting for a to upload the initial parameters",
-        "region east: step 1, waiting for 1 of 1 sites: c; region west: step 1, waiting for 2 of 2 sites: a, b",
-        "region east: step 1, aggregating; region west: step 1, waiting for 2 of 2 sites: a, b",
-        "region west: step 1, waiting for 2 of 2 sites: a, b",
-        "region west: step 1, waiting for 1 of 2 sites: b",
-        "region west: step 1, aggregating",
-        "outer round 1, fragment 0 (0 of 2 done): waiting for the digests of a, b, c",
-        "outer round 1, fragment 0 (0 of 2 done): waiting for the digests of b, c",
-        "outer round 1, fragment 0 (0 of 2 done): waiting for the digests of c",
-        "outer round 1, fragment 0 (0 of 2 done): waiting for uploads, or averaging",
-        "outer round 1, fragment 1 (1 of 2 done): waiting for the digests of a, b, c",
-        "outer round 1, fragment 1 (1 of 2 done): waiting for the digests of b, c",
-        "outer round 1, fragment 1 (1 of 2 done): waiting for the digests of c",
-        "outer round 1, fragment 1 (1 of 2 done): waiting for uploads, or averaging",
-        "region east: step 2, waiting for 1 of 1 sites: c; region west: step 2, waiting for 2 of 2 sites: a, b",
-        "all 2 steps done, waiting for the final digests of a, b, c",
-        "all 2 steps done, waiting for the final digests of b, c",
-        "all 2 steps done, waiting for the final digests of c",
-        "all 2 steps done, digests equal",
-    ]
-
-
-def test_the_last_wait_may_be_for_the_model():
-    driver = Driver({"a": "west"}, steps=1).begin().until_done()
-    driver.send(driver.final("a", stored=False))
-    assert driver.status is RunStatus.RUNNING
-    assert waiting_for(driver.state) == "all 1 steps done, waiting for a to upload the parameters"
-
-
-def test_a_stopped_run_says_why():
-    driver = Driver(THREE)
-    driver.send(StopRequested())
-    assert waiting_for(driver.state) == "stopped by request at step 0 of 3"
+    driver.send(SiteLost("c", "no heartbeat"))
+    assert all_announced(FragmentRound(copies={"a": "x", "b": "x"}), driver.state)
+    for site in "ab":
+        driver.send(SiteLost(site, "no heartbeat"))
+    assert not all_announced(FragmentRound(copies=dict.fromkeys("abc", "x")), driver.state)

@@ -57,7 +57,7 @@ def test_counts_are_what_crossed_the_socket(server):
     url = f"http://127.0.0.1:{server.server_address[1]}/behind/a/prefix"
     with CoordinatorClient(url, "a secret of the ranks", transport=transport, patience=1.0) as client:
         for size in (0, 1, 700, 3_000_000):  # the last one goes in several blocks
-            assert client.contribute("run", "west", 1, "a", 0, bytes(size), 25.0) == ANSWERS["PUT"][1]
+            assert client.contribute("run", "west", 1, "a", 0, bytes(size), 25.0).message == ANSWERS["PUT"][1]
         client.put_blob(BLOB)
         assert client.get_blob(BLOB_DIGEST) == BLOB
     assert len(server.seen) == 7

@@ -15,6 +15,7 @@ from algorithms.codec import digest_arrays, pack_update
 from algorithms.momentum import encode
 from api.errors import IsthmusError
 from api.payload import digest_json, encode_message
+from api.schemas import Position, Resume
 from site_agent.replica import Replica, load_buffers, save_buffers
 
 GENESIS = "0" * 64
@@ -46,7 +47,8 @@ class Scene:
         return digest
 
     def header(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return {"kind": kind, "seq": self.replica.next_seq, "previous": self.previous} | fields
+        step = self.replica.step + (kind == "step")
+        return {"kind": kind, "seq": self.replica.next_seq, "step": step, "previous": self.previous} | fields
 
     def start(self, **fields: Any) -> None:
         parameters = self.blob(np.arange(self.elements, dtype="<f4").tobytes())
@@ -90,6 +92,22 @@ def test_along_the_chain(scene: Scene):
     assert scene.replica.read_fragment(1) == bytes(len(own))
     assert scene.replica.read_fragment(0) == (np.arange(scene.elements, dtype="<f4") - 0.5).tobytes()[: -len(own)]
     assert scene.replica.position.seq == 3
+    assert (scene.replica.step, scene.optimizer.steps) == (2, 2)
+
+
+def test_resuming_takes_the_anchors_and_goes_on_from_their_place(scene: Scene):
+    fragments = scene.optimizer.layout.fragments(2)
+    sizes = [scene.optimizer.layout.fragment_elements(fragment) for fragment in fragments]
+    anchors = [scene.blob(np.full(size, 7.0 + number, "<f4").tobytes()) for number, size in enumerate(sizes)]
+    resume = Resume(position=Position(seq=25, hash="a" * 64), step=20, anchors=anchors)
+    scene.replica.resume({"buffers": None}, resume)
+    scene.previous = "a" * 64
+    parameters = scene.optimizer.read_parameters(range(len(scene.optimizer.layout.tensors))).tolist()
+    assert parameters == [7.0] * sizes[0] + [8.0] * sizes[1]
+    entry = scene.step(scene.arrays())
+    assert scene.optimizer.steps == 20
+    scene.optimizer.apply(entry)
+    assert (scene.replica.step, scene.optimizer.steps, scene.replica.position.seq) == (21, 21, 26)
 
 
 def test_an_anchor_that_is_what_the_site_holds_is_not_fetched(scene: Scene):

@@ -1,0 +1,223 @@
+"""What can happen to a run. Whatever ranks do carries the number of their attempt."""
+
+from dataclasses import dataclass
+
+from api.schemas import Position
+from coordinator.records import Layout, Sent, Start
+
+# --- what people ask for ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StartRequested:
+    sites: dict[str, str]
+    """Region by site."""
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    pass
+
+
+@dataclass(frozen=True)
+class PauseRequested:
+    pass
+
+
+@dataclass(frozen=True)
+class ResumeRequested:
+    pass
+
+
+@dataclass(frozen=True)
+class SiteAdded:
+    site: str
+    region: str
+
+
+@dataclass(frozen=True)
+class SiteRemoved:
+    site: str
+    because: str
+
+
+# --- what agents do ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SeatTaken:
+    """The site's agent is about to start ranks, which will be known by this hash."""
+
+    site: str
+    attempt: int
+    seat: str
+
+
+@dataclass(frozen=True)
+class ProcessesGone:
+    """The site's agent runs no process of this attempt any more; `exit_code` is None if it never saw one end."""
+
+    site: str
+    attempt: int
+    exit_code: int | None = None
+    rank: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class SiteLost:
+    """The site's lease is over, or its agent has left."""
+
+    site: str
+    because: str
+
+
+@dataclass(frozen=True)
+class SiteBack:
+    """The site's agent was heard again."""
+
+    site: str
+
+
+# --- what ranks do ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayoutPresented:
+    site: str
+    attempt: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class StartUploaded:
+    site: str
+    attempt: int
+    start: Start
+
+
+@dataclass(frozen=True)
+class CaughtUp:
+    """The ranks hold the parameters after this entry."""
+
+    site: str
+    attempt: int
+    position: Position
+
+
+@dataclass(frozen=True)
+class Contributed:
+    site: str
+    attempt: int
+    region: str
+    step: int
+    position: Position
+    sent: Sent
+
+
+@dataclass(frozen=True)
+class Abstained:
+    site: str
+    attempt: int
+    region: str
+    step: int
+    position: Position
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A contribution was read and is no good."""
+
+    site: str
+    attempt: int
+    region: str
+    step: int
+    position: Position
+    reason: str
+
+
+@dataclass(frozen=True)
+class Announced:
+    site: str
+    attempt: int
+    number: int
+    fragment: int
+    digest: str
+    stored: bool
+
+
+@dataclass(frozen=True)
+class FinalReported:
+    site: str
+    attempt: int
+    seq: int
+    digest: str
+    stored: bool
+
+
+# --- what the coordinator itself does ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """A frozen round was aggregated: digests of the update's arrays, and the halvings of outliers by site."""
+
+    region: str
+    step: int
+    parts: tuple[str, ...]
+    halvings: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The outer step of one fragment was computed: blobs of its new anchor and of its outer momentum.
+
+    `copies`: the digests that were averaged, by region.
+    """
+
+    number: int
+    fragment: int
+    copies: dict[str, str]
+    anchor: str
+    momentum: str | None
+
+
+@dataclass(frozen=True)
+class WorkFailed:
+    """Aggregating or averaging failed; `final` if trying again is no use."""
+
+    because: str
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class Ticked:
+    """Time has passed. Of that, nobody was there to serve anybody for `outage_s`: deadlines shift by it (A6)."""
+
+    outage_s: float = 0.0
+
+
+Answer = Contributed | Abstained | Refused
+Event = (
+    StartRequested
+    | StopRequested
+    | PauseRequested
+    | ResumeRequested
+    | SiteAdded
+    | SiteRemoved
+    | SeatTaken
+    | ProcessesGone
+    | SiteLost
+    | SiteBack
+    | LayoutPresented
+    | StartUploaded
+    | CaughtUp
+    | Answer
+    | Announced
+    | FinalReported
+    | Aggregated
+    | Averaged
+    | WorkFailed
+    | Ticked
+)

@@ -1,0 +1,209 @@
+"""Transitions of members: seats, ranks that end or catch up, agents that are lost and come back, sites that are added
+and removed. Pure.
+"""
+
+from datetime import datetime
+
+from api.errors import ConflictError, NotFoundError
+from api.schemas import RunStatus
+from coordinator.events import (
+    CaughtUp,
+    LayoutPresented,
+    ProcessesGone,
+    SeatTaken,
+    SiteAdded,
+    SiteBack,
+    SiteLost,
+    SiteRemoved,
+)
+from coordinator.quorum import remaining
+from coordinator.records import Member, OuterRound, Round, RunState
+from coordinator.transitions import (
+    Transition,
+    going_on,
+    ranks_of,
+    require_status,
+    with_,
+    with_member,
+    with_region,
+)
+
+__all__ = [
+    "caught_up",
+    "layout_presented",
+    "processes_gone",
+    "rejoining",
+    "seat_taken",
+    "site_added",
+    "site_back",
+    "site_lost",
+    "site_removed",
+]
+
+NEAR = 4
+"""Entries by which a site may be behind when it becomes active."""
+
+_ALIVE = (RunStatus.STARTING, RunStatus.RUNNING, RunStatus.PAUSED)
+
+
+def rejoining(state: RunState, site: str, *, attempt: int, seat: str | None = None) -> RunState:
+    """The site's ranks are lost, and with them their part in open rounds: others will catch up."""
+    if state.outer is not None:
+        state = with_(state, outer=_without(state.outer, site))
+    region = state.regions[state.members[site].region]
+    if region.round is not None and not region.round.frozen:
+        state = with_region(state, region.name, round=_unanswered(region.round, site))
+    changes = {"ready": False, "caught_up": False, "gone": False, "final": None, "missed": 0, "benched_until": None}
+    return with_member(state, site, attempt=attempt, seat=seat, **changes)
+
+
+def _unanswered(round_: Round, site: str) -> Round:
+    """Other ranks will answer with other bytes."""
+    answers = ("contributions", "abstentions", "refusals")
+    return round_.model_copy(
+        update={name: {who: what for who, what in getattr(round_, name).items() if who != site} for name in answers}
+    )
+
+
+def _without(outer: OuterRound, site: str) -> OuterRound:
+    fragments = tuple(
+        fragment.model_copy(update={"copies": {who: copy for who, copy in fragment.copies.items() if who != site}})
+        for fragment in outer.fragments
+    )
+    return outer.model_copy(update={"participants": outer.participants - {site}, "fragments": fragments})
+
+
+def _excluded(state: RunState, site: str, because: str) -> RunState:
+    return with_member(rejoining(state, site, attempt=state.members[site].attempt), site, excluded=because)
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def seat_taken(event: SeatTaken, state: RunState, now: datetime) -> Transition:
+    """A second seat of an attempt means that the agent has lost the ranks of the first one."""
+    member = ranks_of(state, event.site, event.attempt)
+    require_status(state, *_ALIVE, to="start ranks")
+    if event.seat == member.seat:
+        return Transition(state)
+    return Transition(rejoining(state, event.site, attempt=event.attempt, seat=event.seat))
+
+
+def layout_presented(event: LayoutPresented, state: RunState, now: datetime) -> Transition:
+    ranks_of(state, event.site, event.attempt)
+    require_status(state, *_ALIVE, to="join")
+    if state.layout is not None and state.layout.digest != event.layout.digest:
+        raise ConflictError(
+            "layout_differs",
+            f"the model at site {event.site} has layout {event.layout.digest[:12]}, the run's has "
+            f"{state.layout.digest[:12]}: names, shapes, groups and chunk must be the same at all sites; "
+            "compare the versions of the task's code and its parameters",
+        )
+    return Transition(with_(with_member(state, event.site, ready=True), layout=event.layout))
+
+
+def caught_up(event: CaughtUp, state: RunState, now: datetime) -> Transition:
+    """Near the head of the log a site becomes active; in an outer round only at it, if nobody else holds the copies.
+
+    Near suffices because the open round waits for it from now on; to meet the head exactly it would have to be faster
+    than the others are.
+    """
+    member = ranks_of(state, event.site, event.attempt)
+    going_on(state, to="catch up")
+    if not member.ready:
+        raise ConflictError("no_layout", f"site {event.site} must present its layout before it reports an entry")
+    head = state.regions[member.region].head
+    assert head is not None
+    if event.position.seq > head.seq or (event.position.seq == head.seq and event.position != head):
+        raise ConflictError(
+            "off_chain", f"entry {event.position.seq} of site {event.site} is not in the log of {member.region}"
+        )
+    outer = state.outer
+    if head.seq - event.position.seq > (NEAR if outer is None else 0):
+        return Transition(state)
+    if outer is not None and event.site not in outer.participants:
+        if remaining(state) or member.region not in outer.weights:
+            return Transition(state)
+        outer = outer.model_copy(update={"participants": outer.participants | {event.site}})
+        state = with_(state, outer=outer)
+    return Transition(with_member(state, event.site, caught_up=True))
+
+
+def processes_gone(event: ProcessesGone, state: RunState, now: datetime) -> Transition:
+    """Ranks that fail are asked for again, as another attempt, but not more often than the spec allows."""
+    member = state.members.get(event.site)
+    if member is None or member.excluded or event.attempt != member.attempt:
+        return Transition(state)
+    if state.status is RunStatus.STOPPING:
+        return Transition(with_member(state, event.site, gone=True))
+    if state.status not in _ALIVE or event.exit_code is None or member.gone:
+        return Transition(state)
+    if event.exit_code == 0 and member.final is not None:
+        return Transition(with_member(state, event.site, gone=True))
+    failures, failure = member.failures + 1, _failure(event, state)
+    state = with_member(state, event.site, failures=failures, failure=failure)
+    if failures > state.spec.rounds.restarts:
+        return Transition(_excluded(state, event.site, failure))
+    return Transition(rejoining(state, event.site, attempt=member.attempt + 1))
+
+
+def _failure(event: ProcessesGone, state: RunState) -> str:
+    """Why the ranks ended, and the end of their log after it."""
+    who = "" if event.rank is None else f"rank {event.rank}: "
+    if event.exit_code == 0:
+        how = f"its training script ended before the run did, at step {state.step} of {state.spec.steps}"
+    elif event.exit_code in (-9, 137):
+        how = "killed (out of memory?)"
+    else:
+        how = f"exit code {event.exit_code}"
+    log = event.detail.strip()
+    return f"{who}{how}: {log.splitlines()[-1]}\n{log}" if log else f"{who}{how}"
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+def site_lost(event: SiteLost, state: RunState, now: datetime) -> Transition:
+    """Nobody waits for the site until it is heard again; what its ranks have, they keep."""
+    member = state.members.get(event.site)
+    if member is None or member.away or state.status.terminal:
+        return Transition(state)
+    return Transition(with_member(state, event.site, away=event.because))
+
+
+def site_back(event: SiteBack, state: RunState, now: datetime) -> Transition:
+    member = state.members.get(event.site)
+    if member is None or not member.away or state.status.terminal:
+        return Transition(state)
+    return Transition(with_member(state, event.site, away=""))
+
+
+# --- administrators ---------------------------------------------------------------------------------------------------
+
+
+def site_added(event: SiteAdded, state: RunState, now: datetime) -> Transition:
+    """A new member, or one that was excluded, which gets its restarts anew."""
+    require_status(state, *_ALIVE, to="add a site")
+    if event.region not in state.regions:
+        raise ConflictError(
+            "no_such_region",
+            f"site {event.site} is in region {event.region}; run {state.id} has {', '.join(state.regions)} only",
+        )
+    known = state.members.get(event.site)
+    if known is None:
+        member = Member(site=event.site, region=event.region, since=now)
+    elif known.excluded:
+        member = Member(site=event.site, region=event.region, since=now, attempt=known.attempt + 1)
+    else:
+        return Transition(state)
+    return Transition(with_(state, members={**state.members, event.site: member}))
+
+
+def site_removed(event: SiteRemoved, state: RunState, now: datetime) -> Transition:
+    require_status(state, *_ALIVE, to="remove a site")
+    member = state.members.get(event.site)
+    if member is None:
+        raise NotFoundError("site_not_found", f"site {event.site!r} is not a member of run {state.id}")
+    if member.excluded:
+        return Transition(state)
+    return Transition(_excluded(state, event.site, event.because))

@@ -1,0 +1,39 @@
+"""Pure: how a run looks from outside."""
+
+from api import schemas
+from coordinator.records import Member, RunState
+from coordinator.waiting import reason_of, waiting_for
+
+__all__ = ["run_view"]
+
+
+def run_view(state: RunState) -> schemas.Run:
+    return schemas.Run(
+        id=state.id,
+        spec=state.spec,
+        status=state.status,
+        reason=waiting_for(state),
+        since=state.since,
+        created_at=state.created_at,
+        step=state.step,
+        outer_rounds=state.outer_rounds,
+        members=[_member_view(member, state) for member in state.members.values()],
+        regions=[
+            schemas.RegionView(name=region.name, step=region.step, head=region.head, tokens=region.tokens)
+            for region in state.regions.values()
+        ],
+        alarms=list(state.alarms),
+    )
+
+
+def _member_view(member: Member, state: RunState) -> schemas.MemberView:
+    return schemas.MemberView(
+        site=member.site,
+        region=member.region,
+        attempt=member.attempt,
+        ready=member.ready,
+        condition=member.condition,
+        since=member.since,
+        reason=reason_of(member, state),
+        digest=member.final,
+    )

@@ -1,0 +1,157 @@
+"""Pure: what a run waits for, in words: for whom, since when, and what ends it."""
+
+from collections.abc import Collection, Iterable
+from datetime import datetime
+
+from api.schemas import Condition, RunStatus
+from coordinator.opening import outer_round_due
+from coordinator.quorum import closes_at, remaining
+from coordinator.records import FragmentRound, Member, Region, RunState
+
+__all__ = ["reason_of", "waiting_for"]
+
+
+def waiting_for(state: RunState) -> str:
+    """A sentence: what this run is waiting for, or why it ended."""
+    match state.status:
+        case RunStatus.PENDING:
+            return "not started yet: `isthmus run start` starts it"
+        case RunStatus.STARTING:
+            return _starting(state)
+        case RunStatus.RUNNING:
+            return _going_on(state)
+        case RunStatus.PAUSED:
+            words = _going_on(state)
+            return f"paused, `isthmus run resume` goes on; {words}" if words else "paused, `isthmus run resume` goes on"
+        case RunStatus.STOPPING:
+            there = [member.site for member in state.members.values() if member.present and not member.gone]
+            return f"waiting for the processes at {_names(there)} to end"
+    return state.ended_because
+
+
+def reason_of(member: Member, state: RunState) -> str:
+    """Why a member is not active, and what ends that; nothing for an active one."""
+    match member.condition:
+        case Condition.EXCLUDED:
+            return member.excluded
+        case Condition.AWAY:
+            return f"{member.away}; a heartbeat brings it back"
+        case Condition.BENCHED:
+            assert member.benched_until is not None
+            return f"missed {member.missed} rounds in a row; until {_clock(member.benched_until)} or its next answer"
+        case Condition.JOINING:
+            there = "replay the log" if state.going_on else "wait for the start"
+            doing = f"its ranks {there if member.ready else 'have not joined'}"
+            return f"{doing}; attempt {member.attempt} after {member.failure}" if member.failure else doing
+    return ""
+
+
+def _names(sites: Iterable[str]) -> str:
+    return ", ".join(sorted(sites))
+
+
+def _clock(time: datetime) -> str:
+    return f"{time:%H:%M:%S} UTC"
+
+
+def _absent(state: RunState, members: Collection[Member]) -> str:
+    """Members that are not live, with their reasons: `b (away since 10:00:00 UTC: no heartbeat)`."""
+    absent = (member for member in sorted(members, key=lambda member: member.site) if not member.live)
+    return ", ".join(
+        f"{member.site} ({member.condition} since {_clock(member.since)}: {_first_line(reason_of(member, state))})"
+        for member in absent
+        if not member.excluded
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+# --- before it runs ---------------------------------------------------------------------------------------------------
+
+
+def _starting(state: RunState) -> str:
+    present = state.present()
+    for region in state.regions:
+        there, least = len(state.present(region)), state.spec.rounds.min_sites
+        if there < least:
+            members = [member for member in state.members.values() if member.region == region and not member.present]
+            return f"region {region}: {there} of at least {least} sites there: {_absent(state, members) or 'add sites'}"
+    missing = [site for site in present if not state.members[site].ready]
+    if missing:
+        return f"waiting for {len(missing)} of {len(present)} sites to join: {_names(missing)}"
+    return f"waiting for {state.first_site} to upload the initial parameters"
+
+
+# --- while it runs ----------------------------------------------------------------------------------------------------
+
+
+def _going_on(state: RunState) -> str:
+    if state.outer is not None:
+        return _outer(state)
+    rounds = [_round(state, region) for region in state.regions.values() if region.round is not None]
+    if rounds:
+        return "; ".join(rounds)
+    if outer_round_due(state, state.step):
+        if state.live():
+            return ""
+        absent = _absent(state, state.members.values())
+        return f"outer round {state.outer_rounds + 1} is due, no site is there: {absent}"
+    return _end(state) if state.step == state.spec.steps else ""
+
+
+def _round(state: RunState, region: Region) -> str:
+    assert region.round is not None
+    where = f"region {region.name}: step {region.round.step}"
+    if region.round.frozen:
+        return f"{where}, aggregating"
+    live, least = state.live(region.name), state.spec.rounds.min_sites
+    if len(live) < least:
+        members = [member for member in state.members.values() if member.region == region.name]
+        return f"{where}, {len(live)} of at least {least} sites there: {_absent(state, members) or 'add sites'}"
+    missing = set(live) - region.round.answered
+    words = f"{where}, waiting for {len(missing)} of {len(live)} sites: {_names(missing)}"
+    if region.round.first_answer is not None:
+        words += f", since {_clock(region.round.first_answer)}"
+        deadline = closes_at(state, region)
+        least = max(least, (len(live) + 1) // 2)
+        words += f" and until {_clock(deadline)}" if deadline else f" and until {least} have answered"
+    return words
+
+
+def _outer(state: RunState) -> str:
+    assert state.outer is not None
+    outer = state.outer
+    open_ = [(number, fragment) for number, fragment in enumerate(outer.fragments) if fragment.anchor is None]
+    number, fragment = open_[0]
+    done, total = len(outer.fragments) - len(open_), len(outer.fragments)
+    where = f"outer round {outer.number}, fragment {number} ({done} of {total} done)"
+    sites = remaining(state)
+    if not sites:
+        regions = [member for member in state.members.values() if member.region in outer.weights]
+        return f"{where}: none of its participants is there: {_absent(state, regions) or 'add sites'}"
+    missing = set(sites) - fragment.copies.keys()
+    if missing:
+        return f"{where}: waiting for the digests of {_names(missing)}"
+    uploaders = _uploaders(fragment, sites)
+    return f"{where}: waiting for the copies of {_names(uploaders)}" if uploaders else f"{where}: averaging"
+
+
+def _uploaders(fragment: FragmentRound, sites: Collection[str]) -> set[str]:
+    first: dict[str, str] = {}
+    for site, copy in fragment.copies.items():
+        if site in sites and copy not in fragment.stored:
+            first.setdefault(copy, site)
+    return set(first.values())
+
+
+def _end(state: RunState) -> str:
+    done = f"all {state.step} steps done"
+    live = state.live()
+    missing = [site for site in live if state.members[site].final is None]
+    if missing:
+        return f"{done}, waiting for the final digests of {_names(missing)}"
+    if state.model_site is not None:
+        return f"{done}, waiting for {state.model_site} to upload the parameters"
+    return f"{done}, no site is there to report the parameters: {_absent(state, state.members.values())}"

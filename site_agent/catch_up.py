@@ -1,0 +1,98 @@
+"""Brings a site to the head of its region's log: entry by entry, from entry 0 or from the last outer round on."""
+
+from typing import Any
+
+from algorithms import DeMo
+from api.client import CoordinatorClient
+from api.errors import GoneError
+from api.schemas import CaughtUp, LogPage, Resume
+from site_agent.local_ranks import LocalRanks
+from site_agent.replica import Replica
+from site_agent.settings import Session
+
+__all__ = ["CatchUp"]
+
+WAIT_S = 25.0
+"""Of one poll."""
+
+Header = dict[str, Any]
+
+
+class CatchUp:
+    """The same at every rank; rank 0 talks to the coordinator and shares what it learns."""
+
+    def __init__(
+        self,
+        session: Session,
+        ranks: LocalRanks,
+        client: CoordinatorClient | None,
+        optimizer: DeMo,
+        replica: Replica,
+    ) -> None:
+        self._session = session
+        self._ranks = ranks
+        self._client = client
+        self._optimizer = optimizer
+        self._replica = replica
+
+    def enter(self, start: Header, resume: Resume | None) -> bool:
+        """Loads what the log begins with, or the parameters at a later place of it, and goes `to_head`.
+
+        The momentum begins with zero there: updates of which nothing was in it leave nothing behind.
+        """
+        if resume is None:
+            self._replica.apply_start(start)
+        else:
+            self._replica.resume(start, resume)
+        goes_on = self.to_head()
+        self._optimizer.reset_momentum()
+        return goes_on
+
+    def to_head(self, wait: float = 0.0) -> bool:
+        """Applies all entries there are, and waits for more until the coordinator counts on this site.
+
+        From then on the open round waits for it, so that the head stays in reach. False if the run has ended. The
+        momentum stays: what was not sent is still in it. `wait`: for the first of the entries.
+        """
+        active = False
+        while True:
+            page = self._page(wait)
+            for header in page.items:
+                self._apply(header)
+            if page.ended and not page.items:
+                return False
+            if active and not page.items:
+                return True
+            active = active or self._is_active()
+            wait = 0.0 if active or page.items else WAIT_S
+
+    def _page(self, wait: float) -> LogPage:
+        page = None
+        if self._client is not None:
+            page = self._client.log(self._session.run, self._session.region, self._replica.next_seq, wait=wait)
+        return LogPage.model_validate_json(self._ranks.share(page.model_dump_json().encode() if page else None))
+
+    def _apply(self, header: Header) -> None:
+        if header["kind"] == "anchor":
+            self._replica.apply_anchor(header)
+            return
+        message = None
+        if self._client is not None:
+            message = self._client.entry(self._session.run, self._session.region, header["seq"], 0)
+        self._optimizer.apply(self._replica.read_step(self._ranks.share(message)))
+
+    def _is_active(self) -> bool:
+        reply = None
+        if self._client is not None:
+            reply = b"active" if self._report(self._client) else b""
+        return self._ranks.share(reply) == b"active"
+
+    def _report(self, client: CoordinatorClient) -> bool:
+        assert self._replica.position is not None
+        report = CaughtUp(attempt=self._session.attempt, position=self._replica.position)
+        try:
+            return client.caught_up(self._session.run, self._session.site, report).active
+        except GoneError as error:
+            if error.code != "run_ended":  # which the log tells, too, once all processes have ended
+                raise
+            return False

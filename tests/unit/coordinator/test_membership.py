@@ -1,0 +1,520 @@
+"""Members that fail, leave, come back, catch up, are late, are added and removed: one example of each rule."""
+
+import pytest
+
+from api.schemas import Condition, RunStatus
+from coordinator.events import (
+    Announced,
+    CaughtUp,
+    ProcessesGone,
+    SeatTaken,
+    SiteAdded,
+    SiteBack,
+    SiteLost,
+    SiteRemoved,
+    StartRequested,
+    StartUploaded,
+    Ticked,
+)
+from coordinator.records import Start
+from coordinator.state import AggregateRound, due_at, pending
+from tests.unit.coordinator.runs import NOW, START, Driver, digest_of
+
+TWO = {"a": "west", "b": "west"}
+THREE = {"a": "west", "b": "west", "c": "west"}
+APART = {"a": "west", "b": "west", "c": "east"}
+LOST = "no heartbeat for more than 15 s"
+
+
+def condition(driver, site):
+    return driver.member(site).condition
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_site_is_not_waited_for_and_comes_back_by_a_heartbeat():
+    driver = Driver(TWO).begin()
+    driver.send(SiteLost("stranger", LOST))
+    driver.send(driver.contribution("a"))
+    driver.now = NOW.replace(second=20)
+    driver.send(SiteLost("b", LOST))
+    assert (condition(driver, "b"), driver.member("b").since) == (Condition.AWAY, driver.now)
+    assert pending(driver.state) == [AggregateRound("west", 1)]
+    driver.work()
+    driver.send(SiteLost("b", "another reason"))
+    assert driver.member("b").away == LOST
+    driver.send(SiteBack("b"))
+    assert driver.live() == ["a", "b"]
+    assert driver.member("b").attempt == 1
+    driver.send(driver.contribution("a"))
+    assert not pending(driver.state)
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_an_answer_brings_an_absent_site_back():
+    driver = Driver(TWO).begin()
+    driver.send(SiteLost("b", LOST))
+    driver.send(driver.contribution("b"))
+    assert driver.live() == ["a", "b"]
+    assert not pending(driver.state)
+
+
+def test_a_run_that_everybody_has_left_waits_and_goes_on():
+    driver = Driver(TWO).begin()
+    for site in TWO:
+        driver.send(SiteLost(site, LOST))
+    driver.pass_time(86_400)
+    assert driver.status is RunStatus.RUNNING
+    assert "0 of at least 1 sites there: a (away since" in driver.words
+    driver.send(SiteBack("a"))
+    assert driver.finish().status is RunStatus.SUCCEEDED
+    assert [line["site"] for line in driver.logs["west"][-1]["contributors"]] == ["a"]
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_fail_are_asked_for_again():
+    driver = Driver(TWO).begin()
+    driver.take_seat("b")
+    driver.send(driver.contribution("a"))
+    driver.send(driver.gone("b", 3, rank=1, detail="a traceback\nboom"))
+    member = driver.member("b")
+    assert (member.condition, member.attempt, member.seat, member.ready) == (Condition.JOINING, 2, None, False)
+    assert member.failure == "rank 1: exit code 3: boom\na traceback\nboom"
+    assert driver.state.assigned == {"a": 1, "b": 2}
+    assert driver.send(ProcessesGone("b", 1, 3)).state == driver.state
+    driver.work()
+    driver.refused(SeatTaken("b", 1, digest_of("old")), "stale_attempt")
+    contribution = driver.contribution("b")
+    driver.catch_up("b")
+    assert driver.live() == ["a", "b"]
+    driver.send(driver.contribution("a"))
+    assert driver.words.startswith("region west: step 2, waiting for 1 of 2 sites: b")
+    driver.send(contribution)
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("code", "how", "failure"),
+    [
+        (1, {}, "exit code 1"),
+        (-9, {"rank": 0}, "rank 0: killed (out of memory?)"),
+        (137, {}, "killed (out of memory?)"),
+        (0, {}, "its training script ended before the run did, at step 0 of 3"),
+    ],
+)
+def test_how_ranks_failed(code, how, failure):
+    driver = Driver(TWO).begin()
+    driver.send(driver.gone("b", code, **how))
+    assert driver.member("b").failure == failure
+
+
+def test_processes_that_nobody_saw_end_change_nothing():
+    driver = Driver(TWO).begin()
+    assert driver.send(ProcessesGone("b", 1)).state == driver.state
+    assert driver.live() == ["a", "b"]
+
+
+def test_requests_of_an_attempt_that_is_over_are_refused():
+    driver = Driver(TWO, steps=1, every=1).begin()
+    old = [driver.contribution("b"), driver.abstention("b"), driver.refusal("b"), driver.caught_up("b")]
+    old += [driver.announcement("b", 0), driver.final("b"), driver.layout("b"), StartUploaded("b", 1, START)]
+    driver.send(driver.gone("b"))
+    for event in old:
+        driver.refused(event, "stale_attempt")
+
+
+def test_too_many_failures_in_a_row_exclude_a_site():
+    driver = Driver(TWO, steps=9, restarts=2).begin()
+    for _ in range(2):
+        driver.send(driver.gone("b"))
+        driver.catch_up("b")
+    driver.send(driver.contribution("b"))
+    assert driver.member("b").failures == 2
+    driver.send(driver.contribution("a"))
+    driver.work()
+    assert driver.member("b").failures == 0
+    for _ in range(3):
+        driver.send(driver.gone("b", 5))
+    assert condition(driver, "b") is Condition.EXCLUDED
+    assert driver.member("b").excluded == "exit code 5"
+    assert driver.state.assigned == {"a": 1}
+    driver.refused(SeatTaken("b", 5, digest_of("seat")), "excluded")
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_a_region_without_sites_is_the_end_of_a_run():
+    driver = Driver({**TWO, "c": "east"}, restarts=0, steps=2, every=1).begin()
+    driver.send(driver.gone("a", 1, rank=0, detail="traceback\nboom"))
+    assert driver.status is RunStatus.RUNNING
+    driver.send(SiteRemoved("b", "removed by an administrator"))
+    assert driver.status is RunStatus.FAILED
+    assert driver.state.ended_because == (
+        "no site is left in region west: site a, rank 0: exit code 1: boom\ntraceback\nboom; "
+        "site b, removed by an administrator"
+    )
+
+
+def test_a_second_seat_of_an_attempt_joins_again():
+    driver = Driver(TWO).begin()
+    driver.take_seat("b", "first")
+    driver.send(driver.layout("b"))
+    driver.send(driver.caught_up("b"))
+    driver.take_seat("b", "first")  # the answer to the first request was lost
+    assert driver.live() == ["a", "b"]
+    driver.take_seat("b", "second")
+    assert (condition(driver, "b"), driver.member("b").attempt) == (Condition.JOINING, 1)
+    driver.refused(driver.caught_up("b"), "no_layout")
+    driver.refused(SeatTaken("b", 2, digest_of("third")), "stale_attempt")
+    driver.refused(SeatTaken("stranger", 1, digest_of("third")), "not_a_member")
+    driver.catch_up("b")
+    assert driver.live() == ["a", "b"]
+
+
+def test_what_lost_ranks_had_answered_is_dropped_and_the_next_ones_answer_anew():
+    driver = Driver(THREE).begin()
+    driver.send(driver.contribution("a"))
+    driver.send(driver.contribution("b"))
+    driver.send(driver.gone("b"))
+    assert driver.words.startswith("region west: step 1, waiting for 1 of 2 sites: c")
+    driver.catch_up("b")
+    assert driver.words.startswith("region west: step 1, waiting for 2 of 3 sites: b, c")
+    driver.send(driver.contribution("b", variant="other"))
+    driver.send(driver.contribution("c"))
+    driver.send(driver.gone("b"))  # too late: the round is frozen
+    assert pending(driver.state) == [AggregateRound("west", 1)]
+    driver.work()
+    assert [line["site"] for line in driver.logs["west"][-1]["contributors"]] == ["a", "b", "c"]
+
+
+def test_catching_up_ends_near_the_head_of_the_log():
+    driver = Driver(TWO, steps=12).begin()
+    driver.send(driver.gone("b"))
+    driver.until_step(8)
+    driver.take_seat("b")
+    driver.send(driver.layout("b"))
+    entry = driver.logs["west"][3]
+    behind = driver.state.regions["west"].head.model_copy(update={"seq": entry["seq"]})
+    driver.send(driver.caught_up("b", behind))
+    assert condition(driver, "b") is Condition.JOINING
+    for seq, hash_ in ((8, "1" * 64), (9, "1" * 64)):
+        driver.refused(driver.caught_up("b", behind.model_copy(update={"seq": seq, "hash": hash_})), "off_chain")
+    driver.send(driver.contribution("a"))
+    near = driver.position(driver.state.regions["west"]).model_copy(update={"seq": 4})
+    driver.send(driver.caught_up("b", near))  # while step 9 is being aggregated
+    assert condition(driver, "b") is Condition.ACTIVE
+    driver.refused(driver.contribution("b"), "closed_without_you")
+    driver.work()
+    driver.send(driver.contribution("a"))
+    assert driver.words.startswith("region west: step 10, waiting for 1 of 2 sites: b")
+
+
+# --- late sites -------------------------------------------------------------------------------------------------------
+
+
+def test_late_sites_are_benched_and_released_by_time():
+    driver = Driver(THREE, steps=9, late_rounds=2, bench_s=30, deadline_s=5).begin()
+    for missed in (1, 2):
+        driver.send(driver.contribution("a"))
+        driver.pass_time(1)
+        driver.send(driver.contribution("b"))
+        assert due_at(driver.state) == NOW.replace(second=5 * missed)
+        driver.pass_time(4)
+        assert driver.member("c").missed == missed
+        driver.work()
+    assert condition(driver, "c") is Condition.BENCHED
+    driver.send(driver.contribution("a"))
+    driver.send(driver.contribution("b"))
+    driver.work()
+    assert driver.state.step == 3
+    assert due_at(driver.state) == NOW.replace(second=10 + 30)
+    driver.now = NOW.replace(second=39)
+    driver.send(Ticked())
+    assert condition(driver, "c") is Condition.BENCHED
+    driver.pass_time(1)
+    assert driver.live() == ["a", "b", "c"]
+
+
+def test_an_answer_releases_a_benched_site():
+    driver = Driver(THREE, late_rounds=1, deadline_s=5).begin()
+    driver.send(driver.contribution("a"))
+    driver.send(driver.abstention("b"))
+    driver.pass_time(5)
+    driver.refused(driver.contribution("c"), "closed_without_you")
+    driver.work()
+    assert driver.live() == ["a", "b"]
+    driver.send(driver.contribution("c"))
+    assert driver.live() == ["a", "b", "c"]
+    assert driver.member("c").missed == 0
+
+
+def test_deadlines_and_benches_do_not_run_while_nobody_was_there():
+    driver = Driver(THREE, late_rounds=1, deadline_s=5, bench_s=10).begin()
+    driver.send(driver.contribution("a"))
+    driver.send(driver.contribution("b"))
+    driver.now = NOW.replace(minute=10)
+    driver.send(Ticked(outage_s=10 * 60 - 1))
+    assert not pending(driver.state)
+    driver.pass_time(4)
+    assert pending(driver.state)
+    assert condition(driver, "c") is Condition.BENCHED
+    driver.now = NOW.replace(minute=20)
+    driver.send(Ticked(outage_s=10 * 60 - 5))
+    assert due_at(driver.state) == NOW.replace(minute=20, second=9)
+
+
+def test_the_deadline_learns_from_delays():
+    driver = Driver(TWO, steps=20).begin()
+    for _ in range(8):
+        driver.send(driver.contribution("a"))
+        driver.pass_time(2)
+        driver.send(driver.contribution("b"))
+        driver.work()
+    assert driver.state.regions["west"].delays == (2.0,) * 8
+    driver.send(driver.contribution("a"))
+    assert (due_at(driver.state) - driver.now).total_seconds() == 10
+
+
+def test_a_refused_contribution_is_an_answer_until_a_better_one_comes():
+    driver = Driver(TWO).begin()
+    driver.send(driver.refusal("b", "tensor w: not finite"))
+    assert driver.state.regions["west"].round.first_answer == driver.now
+    driver.send(driver.refusal("a", "rubbish"))
+    assert driver.logs["west"][-1]["refusals"] == [
+        {"site": "a", "reason": "rubbish"},
+        {"site": "b", "reason": "tensor w: not finite"},
+    ]
+    driver.send(driver.refusal("b"))
+    driver.send(driver.contribution("b"))
+    driver.send(driver.refusal("b"))
+    driver.send(driver.contribution("a"))
+    driver.work()
+    assert driver.logs["west"][-1]["refusals"] == []
+    assert [line["site"] for line in driver.logs["west"][-1]["contributors"]] == ["a", "b"]
+
+
+# --- before the start -------------------------------------------------------------------------------------------------
+
+
+def test_the_start_does_not_wait_for_sites_that_are_away():
+    driver = Driver(THREE)
+    driver.send(StartRequested(THREE))
+    for site in "bc":
+        driver.send(driver.layout(site))
+    driver.refused(StartUploaded("b", 1, START), "not_the_donor")
+    driver.send(SiteLost("a", LOST))
+    assert driver.words == "waiting for b to upload the initial parameters"
+    driver.send(StartUploaded("b", 1, START))
+    assert (driver.status, driver.live()) == (RunStatus.RUNNING, ["b", "c"])
+    driver.send(SiteBack("a"))
+    driver.send(driver.layout("a"))
+    assert condition(driver, "a") is Condition.JOINING
+    driver.refused(StartUploaded("a", 1, Start(parameters=digest_of("other"))), "other_bytes")
+    driver.send(driver.caught_up("a"))
+    assert driver.live() == ["a", "b", "c"]
+
+
+def test_the_start_needs_sites_enough():
+    driver = Driver(TWO, min_sites=2)
+    driver.send(StartRequested(TWO))
+    driver.send(driver.layout("a"))
+    driver.send(StartUploaded("a", 1, START))
+    driver.send(SiteLost("b", LOST))
+    assert driver.status is RunStatus.STARTING
+    driver.send(SiteBack("b"))
+    driver.send(driver.layout("b"))
+    assert driver.status is RunStatus.RUNNING
+
+
+def test_ranks_that_fail_before_the_start_are_asked_for_again():
+    driver = Driver(TWO, restarts=1)
+    driver.send(StartRequested(TWO))
+    driver.send(driver.layout("b"))
+    driver.send(driver.gone("b"))
+    driver.send(driver.gone("a"))
+    assert driver.state.assigned == {"a": 2, "b": 2}
+    driver.send(driver.gone("a"))
+    assert driver.state.assigned == {"b": 2}
+    assert driver.begin().live() == ["b"]
+
+
+# --- outer rounds -----------------------------------------------------------------------------------------------------
+
+
+def test_an_outer_round_goes_on_without_participants_that_are_lost():
+    driver = Driver(APART, steps=2, every=1).begin().until_outer()
+    for site, copy in (("a", "west"), ("b", "west"), ("c", "east")):
+        driver.send(driver.announcement(site, 0, digest=digest_of(copy), stored=copy == "east"))
+    averaged = driver.average(1, 0)
+    driver.send(SiteLost("a", LOST))
+    driver.send(SiteLost("b", LOST))
+    assert driver.send(averaged).state == driver.state  # of copies that count no more
+    assert driver.work()
+    (anchor,) = [line for line in driver.logs["west"] if line["kind"] == "anchor"]
+    assert [part["region"] for part in anchor["participants"]] == ["east"]
+    driver.send(SiteBack("a"))
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_a_region_that_is_away_is_taken_along():
+    driver = Driver(APART, steps=6, every=3).begin()
+    driver.send(driver.contribution("c"))
+    driver.work()
+    driver.send(SiteLost("c", LOST))
+    driver.until_outer()
+    assert driver.state.outer.weights == {"west": 42}
+    driver.send(SiteBack("c"))
+    driver.refused(driver.contribution("c"), "round_not_open")
+    driver.refused(driver.announcement("c", 0), "not_a_participant")
+    while driver.state.outer is not None:
+        driver.exchange()
+    assert driver.state.regions["east"].step == 3
+    assert [line["kind"] for line in driver.logs["east"]] == ["start", "step", "anchor"]
+    driver.refused(driver.contribution("c", step=3), "closed_without_you")
+    assert driver.words.startswith("region east: step 4, waiting for 1 of 1 sites: c;")
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_new_ranks_do_not_take_part_in_an_open_outer_round():
+    driver = Driver(TWO, steps=2, every=1, fragments=2).begin().until_outer()
+    driver.send(driver.announcement("b", 0))
+    driver.send(driver.announcement("b", 1, digest=digest_of("astray"), stored=False))
+    driver.send(driver.gone("b"))
+    assert driver.state.outer.participants == {"a"}
+    driver.catch_up("b")
+    assert condition(driver, "b") is Condition.JOINING
+    driver.refused(driver.announcement("b", 0), "not_a_participant")
+    driver.exchange()
+    driver.exchange()
+    driver.send(SiteLost("a", LOST))  # nobody is left: whoever holds the log's head stands in
+    driver.send(driver.caught_up("b"))
+    assert driver.state.outer.participants == {"a", "b"}
+    driver.send(driver.announcement("b", 1))
+    while driver.state.outer is not None:
+        assert driver.exchange()
+    assert driver.state.regions["west"].resume.step == 1
+    driver.send(SiteBack("a"))
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_a_participant_that_was_away_is_heard_by_its_announcement():
+    driver = Driver(TWO, steps=1, every=1).begin().until_outer()
+    driver.send(SiteLost("b", LOST))
+    driver.send(driver.announcement("b", 0, stored=False))
+    assert driver.live() == ["a", "b"]
+    driver.send(driver.announcement("a", 0, stored=False))
+    driver.send(SiteLost("b", LOST))
+    assert driver.words.endswith("waiting for the copies of a")
+
+
+def test_where_a_log_may_be_entered():
+    driver = Driver(APART, steps=6, every=2, fragments=2).begin()
+    assert driver.state.regions["west"].resume is None
+    while driver.state.outer_rounds < 1:
+        driver.exchange()
+    first = driver.state.regions["west"].resume
+    assert (first.position.seq, first.step) == (4, 2)
+    assert first.anchors == [digest_of("anchor", 1, 0), digest_of("anchor", 1, 1)]
+    driver.until_outer()
+    while driver.state.outer.fragments[0].anchor is None:
+        driver.exchange()
+    assert driver.state.regions["west"].resume == first
+    while driver.state.outer_rounds < 2:
+        driver.exchange()
+    assert driver.state.regions["east"].resume.step == 4
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_does_not_wait_for_sites_that_are_not_live():
+    driver = Driver(THREE, steps=1).begin().until_done()
+    driver.send(SiteLost("c", LOST))
+    driver.send(driver.final("b", stored=False))
+    driver.send(driver.final("a"))
+    assert driver.status is RunStatus.SUCCEEDED
+
+
+def test_a_site_that_has_done_its_part_may_go():
+    driver = Driver(TWO, steps=1).begin().until_done()
+    driver.send(driver.final("b", stored=False))
+    driver.send(driver.gone("b", 0))
+    assert driver.state.assigned == {"a": 1}
+    driver.send(SiteLost("b", "its agent was stopped"))
+    assert driver.status is RunStatus.RUNNING
+    driver.send(driver.final("a"))
+    assert driver.status is RunStatus.SUCCEEDED
+
+
+def test_who_gives_the_model_may_not_go_before():
+    driver = Driver(TWO, steps=1).begin().until_done()
+    driver.send(driver.final("a", stored=False))
+    driver.send(driver.gone("a", 0))
+    driver.send(driver.final("b", stored=False))
+    assert driver.words == "all 1 steps done, waiting for b to upload the parameters"
+    driver.send(driver.gone("b", 0))  # nobody has the parameters any more: one site replays the log
+    assert driver.state.assigned == {"a": 2}
+    assert condition(driver, "a") is Condition.JOINING
+    driver.catch_up("a")
+    driver.send(driver.final("a"))
+    assert driver.status is RunStatus.SUCCEEDED
+
+
+# --- administrators ---------------------------------------------------------------------------------------------------
+
+
+def test_a_site_is_added_to_a_run_that_goes_on():
+    driver = Driver(TWO, steps=3).begin()
+    driver.refused(SiteAdded("c", "east"), "no_such_region")
+    driver.until_step(1)
+    driver.send(SiteAdded("c", "west"))
+    assert (condition(driver, "c"), driver.state.assigned["c"]) == (Condition.JOINING, 1)
+    driver.send(SiteAdded("c", "west"))
+    driver.send(driver.contribution("a"))
+    driver.send(driver.contribution("b"))
+    driver.work()
+    driver.catch_up("c")
+    driver.send(driver.contribution("a"))
+    driver.send(driver.contribution("b"))
+    assert driver.words.startswith("region west: step 3, waiting for 1 of 3 sites: c")
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_a_site_is_removed_and_added_again():
+    driver = Driver(TWO).begin()
+    driver.send(driver.contribution("a"))
+    driver.refused(SiteRemoved("stranger", "removed"), "site_not_found")
+    driver.send(SiteRemoved("b", "removed by an administrator"))
+    driver.send(SiteRemoved("b", "another reason"))
+    assert driver.member("b").excluded == "removed by an administrator"
+    assert pending(driver.state) == [AggregateRound("west", 1)]
+    driver.refused(driver.contribution("b"), "excluded")
+    driver.work()
+    driver.send(SiteAdded("b", "west"))
+    assert (condition(driver, "b"), driver.state.assigned) == (Condition.JOINING, {"a": 1, "b": 2})
+    driver.catch_up("b")
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_sites_are_added_to_runs_that_go_on_only():
+    driver = Driver(TWO)
+    for event in (SiteAdded("c", "west"), SiteRemoved("a", "removed")):
+        driver.refused(event, "wrong_status")
+    driver.finish()
+    for event in (SiteAdded("c", "west"), SiteRemoved("a", "removed")):
+        driver.refused(event, "run_ended")
+
+
+def test_excluded_sites_may_say_nothing():
+    driver = Driver(TWO, steps=1, every=1).begin()
+    driver.send(SiteRemoved("b", "removed"))
+    for event in (
+        driver.contribution("b"),
+        driver.layout("b"),
+        CaughtUp("b", 1, driver.state.regions["west"].head),
+        Announced("b", 1, 1, 0, digest_of("copy"), True),
+        driver.final("b"),
+    ):
+        driver.refused(event, "excluded")

@@ -1,0 +1,300 @@
+"""The state machine of a run under random and hostile events, at random times. `Driver.send` checks after each one."""
+
+import contextlib
+from datetime import timedelta
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from api.errors import ProblemError
+from api.schemas import Position, RunStatus
+from coordinator.events import (
+    Abstained,
+    Aggregated,
+    Announced,
+    Averaged,
+    CaughtUp,
+    Contributed,
+    FinalReported,
+    LayoutPresented,
+    PauseRequested,
+    ProcessesGone,
+    Refused,
+    ResumeRequested,
+    SeatTaken,
+    SiteAdded,
+    SiteBack,
+    SiteLost,
+    SiteRemoved,
+    StartRequested,
+    StartUploaded,
+    StopRequested,
+    Ticked,
+)
+from coordinator.records import Sent
+from coordinator.state import AggregateRound, due_at, pending
+from tests.unit.coordinator.runs import FINAL, LAYOUT, START, Driver, digest_of
+
+NAMES = ("a", "b", "c", "d")
+REGIONS = ("east", "north", "west")
+
+sites = st.sampled_from((*NAMES, *NAMES, "stranger"))
+attempts = st.sampled_from((0, 0, 0, 0, 0, 1, -1))
+offsets = st.sampled_from((0, 0, 0, 0, 1, -1, 2))
+rarely = st.integers(0, 9).map(lambda number: number == 0)
+
+
+class RunMachine(RuleBasedStateMachine):
+    """Sites that answer, repeat themselves, come late, fail, leave, come back and make things up."""
+
+    @initialize(
+        places=st.lists(st.sampled_from(REGIONS), min_size=1, max_size=4),
+        steps=st.integers(1, 8),
+        every=st.one_of(st.none(), st.integers(1, 5)),
+        fragments=st.integers(1, 3),
+        deadline_s=st.sampled_from((None, None, 5.0)),
+        late_rounds=st.integers(1, 3),
+        restarts=st.integers(0, 2),
+        demanding=rarely,
+        pending=rarely,
+    )
+    def new_run(self, places, steps, every, fragments, demanding, pending, **rounds):
+        every = None if every is None else min(every, steps)
+        places = dict(zip(NAMES, places, strict=False))
+        if every is None:
+            places = dict.fromkeys(places, "west")  # regions without outer rounds never meet
+        least = min(list(places.values()).count(region) for region in places.values()) if demanding else 1
+        self.driver = Driver(places, steps, every, fragments, min_sites=least, **rounds)
+        if not pending:
+            self.driver.begin()
+
+    def send(self, event):
+        with contextlib.suppress(ProblemError):
+            self.driver.send(event)
+
+    def region(self, site):
+        return self.driver.state.regions.get(self.driver.region_of(site))
+
+    # --- what honest sites would do next ------------------------------------------------------------------------------
+
+    @rule(steps=st.integers(1, 20))
+    def advance(self, steps):
+        for _ in range(steps):
+            if self.driver.status is RunStatus.STARTING:
+                going = self.driver.prepare()
+            else:
+                going = self.driver.state.going_on and self.driver.exchange()
+            if not going:
+                break
+
+    @rule(site=sites)
+    def rejoin(self, site):
+        with contextlib.suppress(ProblemError):
+            self.driver.catch_up(site)
+
+    @rule()
+    def report_one(self):
+        if self.driver.state.going_on:
+            self.driver.report_one()
+
+    # --- people, agents, and time -------------------------------------------------------------------------------------
+
+    @rule(
+        kind=st.sampled_from(("start", "pause", "resume", "resume", "stop", "add", "remove")),
+        site=sites,
+        region=st.sampled_from(REGIONS),
+        right=st.booleans(),
+        luck=rarely,
+    )
+    def ask(self, kind, site, region, right, luck):
+        asked = {
+            "start": StartRequested(self.driver.sites),
+            "pause": PauseRequested(),
+            "resume": ResumeRequested(),
+            "stop": StopRequested(),
+            "add": SiteAdded(site, self.driver.region_of(site) if right else region),
+            "remove": SiteRemoved(site, "removed"),
+        }
+        if kind not in ("stop", "remove") or luck:
+            self.send(asked[kind])
+
+    @rule(
+        kind=st.sampled_from(("seat", "fail", "end", "unseen", "lost", "lost", "back")),
+        site=sites,
+        attempt=attempts,
+        words=st.sampled_from(("", "other")),
+    )
+    def agent(self, kind, site, attempt, words):
+        attempt += self.driver.attempt(site)
+        codes = {"fail": -9, "end": 0, "unseen": None}
+        if kind in codes:
+            self.send(ProcessesGone(site, attempt, codes[kind], 0, "the end of the log"))
+        elif kind == "seat":
+            self.send(SeatTaken(site, attempt, digest_of("seat", site, attempt, words)))
+        else:
+            self.send(SiteLost(site, "no heartbeat") if kind == "lost" else SiteBack(site))
+
+    @precondition(lambda self: self.driver.state.going_on)
+    @rule(region=st.sampled_from(REGIONS), back=st.booleans())
+    def cut_off(self, region, back):
+        """A region's link is cut, the others go on; some time it comes back."""
+        here = [site for site, member in self.driver.state.members.items() if member.region == region]
+        for site in here:
+            self.send(SiteLost(site, "no heartbeat"))
+        self.advance(30)
+        for site in here if back else ():
+            self.send(SiteBack(site))
+
+    @rule(
+        passed=st.sampled_from((0.0, 0.2, 3.0, 11.0, 61.0, 700.0)),
+        ticks=st.booleans(),
+        outage_s=st.sampled_from((0.0, 0.0, 0.0, 30.0)),
+    )
+    def pass_time(self, passed, ticks, outage_s):
+        self.driver.now += timedelta(seconds=passed)
+        if ticks:
+            self.driver.send(Ticked(min(outage_s, passed)))
+
+    @rule(but=sites)
+    def wait_for_the_deadline(self, but):
+        """Everybody answers but one, until it is time."""
+        for region in self.driver.state.regions.values() if self.driver.state.going_on else ():
+            for site in self.driver.live(region.name):
+                if site != but and region.round is not None:
+                    self.send(self.driver.contribution(site))
+        self.driver.send(Ticked())
+        due = due_at(self.driver.state)
+        if due is not None:
+            self.driver.now = due
+            self.driver.send(Ticked())
+
+    # --- what ranks say -----------------------------------------------------------------------------------------------
+
+    @rule(
+        kind=st.sampled_from(("contribution", "contribution", "abstention", "refusal")),
+        site=sites,
+        elsewhere=rarely,
+        offset=offsets,
+        attempt=attempts,
+        tokens=st.sampled_from((0, 7, 2**40)),
+        variant=st.sampled_from(("", "", "", "other")),
+        off_chain=rarely,
+    )
+    def answer(self, kind, site, elsewhere, offset, attempt, tokens, variant, off_chain):
+        name = "nowhere" if elsewhere else self.driver.region_of(site)
+        region = self.driver.state.regions.get(name)
+        step = max(0, (region.step if region else 0) + 1 + offset)
+        position = Position(seq=3, hash="1" * 64) if off_chain else Driver.position(region)
+        place = (site, self.driver.attempt(site) + attempt, name, step, position)
+        if kind == "contribution":
+            self.send(Contributed(*place, Sent(digest=digest_of(site, step, tokens, variant), tokens=tokens)))
+        else:
+            self.send(Abstained(*place, "no data") if kind == "abstention" else Refused(*place, "rubbish"))
+
+    @rule(
+        kind=st.sampled_from(("layout", "start", "caught up", "final", "final")),
+        site=sites,
+        attempt=attempts,
+        behind=st.sampled_from((0, 0, 0, 1, -1)),
+        stored=st.booleans(),
+    )
+    def report(self, kind, site, attempt, behind, stored):
+        attempt += self.driver.attempt(site)
+        head = Driver.position(self.region(site))
+        seq = max(0, head.seq - behind)
+        said = {
+            "layout": LayoutPresented(site, attempt, LAYOUT),
+            "start": StartUploaded(site, attempt, START),
+            "caught up": CaughtUp(site, attempt, head if not behind else Position(seq=seq, hash="1" * 64)),
+            "final": FinalReported(site, attempt, seq, FINAL, stored),
+        }
+        self.send(said[kind])
+
+    @rule(
+        site=sites,
+        attempt=attempts,
+        fragment=st.integers(0, 3),
+        offset=st.sampled_from((0, 0, 0, 0, 0, 1, -1)),
+        astray=rarely,
+        stored=st.booleans(),
+    )
+    def announce(self, site, attempt, fragment, offset, astray, stored):
+        number = max(0, self.driver.state.outer_rounds + 1 + offset)
+        digest = digest_of("astray", site) if astray else digest_of("copy", number, fragment)
+        self.send(Announced(site, self.driver.attempt(site) + attempt, number, fragment, digest, stored))
+
+    # --- the coordinator ----------------------------------------------------------------------------------------------
+
+    @rule()
+    def work(self):
+        self.driver.work()
+
+    @precondition(lambda self: self.driver.state.regions)
+    @rule(index=st.integers(0, 2), offset=st.sampled_from((0, 1, 2)))
+    def aggregate_late_or_early(self, index, offset):
+        """A second process that computed a round again, or for a state that is no more."""
+        regions = sorted(self.driver.state.regions.values(), key=lambda region: region.name)
+        region = regions[index % len(regions)]
+        step = max(1, region.step + 1 - offset)
+        self.driver.send(Ticked())
+        if AggregateRound(region.name, step) not in pending(self.driver.state):
+            before = self.driver.state
+            self.send(Aggregated(region.name, step, (digest_of("again"),), {}))
+            assert self.driver.state == before
+
+    @rule(fragment=st.integers(0, 3), offset=st.sampled_from((0, 1)), other=st.booleans())
+    def average_late_or_early(self, fragment, offset, other):
+        """Of a fragment that is not ready, or of copies that count no more."""
+        self.driver.send(Ticked())
+        number, outer = self.driver.state.outer_rounds + 1 - offset, self.driver.state.outer
+        jobs = {(job.number, job.fragment) for job in pending(self.driver.state) if not isinstance(job, AggregateRound)}
+        if ((number, fragment) not in jobs or other) and (outer is None or fragment < len(outer.fragments)):
+            before = self.driver.state
+            self.send(Averaged(number, fragment, {"west": digest_of("other")}, digest_of("again"), None))
+            assert self.driver.state == before
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def teardown(self):
+        """From wherever they are: runs that nobody stopped, and that have sites enough, succeed."""
+        driver = getattr(self, "driver", None)
+        if driver is None:
+            return
+        driver.pass_time(0)
+        if driver.status is RunStatus.STOPPING:
+            for site in list(driver.state.members):
+                driver.send(ProcessesGone(site, driver.attempt(site)))
+            assert driver.status is RunStatus.STOPPED
+        elif not driver.status.terminal:
+            self._end_well(driver)
+        assert not pending(driver.state)
+        assert due_at(driver.state) is None
+
+    @staticmethod
+    def _end_well(driver):
+        """With those who are live, if they are enough, or else with everybody back."""
+        if driver.status is RunStatus.PAUSED:
+            driver.send(ResumeRequested())
+        if not driver.has_enough():
+            driver.bring_back()
+            driver.pass_time(86_400)
+        driver.finish()
+        assert driver.status is RunStatus.SUCCEEDED, driver.state.ended_because or driver.words
+        assert {region.step for region in driver.state.regions.values()} == {driver.spec.steps}
+        assert driver.state.outer_rounds == driver.due_outer_rounds
+        assert [summary.number for summary in driver.summaries] == list(range(1, driver.due_outer_rounds + 1))
+        for region in driver.state.regions:
+            kinds = [header["kind"] for header in driver.logs[region]]
+            fragments = driver.spec.outer.fragments if driver.spec.outer else 0
+            assert kinds.count("step") <= driver.spec.steps
+            assert kinds.count("anchor") == driver.due_outer_rounds * fragments
+
+
+RunMachine.TestCase.settings = (
+    settings()
+    if settings.get_current_profile_name() == "deep"
+    else settings(max_examples=120, stateful_step_count=50, deadline=None)
+)
+TestRunMachine = pytest.mark.timeout(3600)(RunMachine.TestCase)

@@ -1,0 +1,121 @@
+"""What brings a site to the head of the log, and what it owes there: against a log that is written here."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api.errors import GoneError
+from api.schemas import CaughtUpReply, LogPage, OuterSpec, Position
+from site_agent.catch_up import CatchUp
+from site_agent.exchange import Exchange
+from site_agent.outer import OuterRounds
+from site_agent.settings import Session
+
+SESSION = Session(coordinator="http://nowhere", secret="s", run="run-1", attempt=2, site="a", region="west")
+HEAD = Position(seq=9, hash="0" * 64)
+
+
+class OneRank:
+    def share(self, data: bytes | None) -> bytes:
+        assert data is not None
+        return data
+
+    def gather(self, data: bytes) -> list[bytes]:
+        return [data]
+
+
+class Log:
+    """A replica and a client in one. `polls`: how many entries there are at each poll; None: the run has ended."""
+
+    def __init__(self, polls: list[int | None], active: list[bool | GoneError]) -> None:
+        self.polls, self.active = polls, active
+        self.applied = 0
+        self.waits: list[float] = []
+        self.reported: list[int] = []
+
+    @property
+    def next_seq(self) -> int:
+        return self.applied
+
+    @property
+    def position(self) -> Position:
+        return Position(seq=self.applied, hash="0" * 64)
+
+    def log(self, run: str, region: str, start: int, stop: int | None = None, wait: float | None = None) -> LogPage:
+        count = self.polls.pop(0)
+        assert wait is not None
+        self.waits.append(wait)
+        items = [{"kind": "anchor", "seq": start + number} for number in range(count or 0)]
+        return LogPage(items=items, head=HEAD, ended=count is None)
+
+    def caught_up(self, run: str, site: str, report: Any) -> CaughtUpReply:
+        self.reported.append(report.position.seq)
+        active = self.active.pop(0)
+        if isinstance(active, GoneError):
+            raise active
+        return CaughtUpReply(active=active, head=HEAD)
+
+    def apply_anchor(self, header: dict[str, Any]) -> None:
+        assert header["seq"] == self.applied
+        self.applied += 1
+
+    def to_head(self, wait: float = 0.0) -> bool:
+        there: Any = self
+        ranks: Any = OneRank()
+        optimizer: Any = None
+        return CatchUp(SESSION, ranks, there, optimizer, there).to_head(wait)
+
+
+def test_entries_that_come_after_the_report_are_applied_before_the_next_batch() -> None:
+    log = Log(polls=[5, 2, 1, 0], active=[False, True])
+    assert log.to_head()
+    assert (log.applied, log.reported) == (8, [5, 7])
+    assert log.waits == [0.0] * 4
+
+
+def test_a_site_that_is_not_wanted_yet_waits_for_entries() -> None:
+    log = Log(polls=[0, 1, 0], active=[False, True])
+    assert log.to_head(wait=7.0)
+    assert (log.applied, log.reported) == (1, [0, 1])
+    assert log.waits == [7.0, 25.0, 0.0]
+
+
+def test_a_run_that_stops_meanwhile_ends_the_catching_up() -> None:
+    log = Log(polls=[3, 0, None], active=[GoneError("run_ended", "stopping"), GoneError("run_ended", "stopping")])
+    assert not log.to_head()
+    assert log.applied == 3
+    with pytest.raises(GoneError):
+        Log(polls=[3], active=[GoneError("other", "of another kind")]).to_head()
+
+
+def test_a_site_is_behind_until_it_takes_part_again() -> None:
+    answers: list[Any] = [GoneError("closed_without_you", "late"), SimpleNamespace(accepted=True, message=b"entry")]
+
+    def abstain(*_: object) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, GoneError):
+            raise answer
+        return answer
+
+    ranks: Any = OneRank()
+    client: Any = SimpleNamespace(abstain=abstain)
+    replica: Any = SimpleNamespace(step=4, position=HEAD, read_step=lambda message: message)
+    optimizer: Any = SimpleNamespace(param_groups=[{}])
+    exchange = Exchange(SESSION, ranks, client)
+    exchange.attach(replica)
+    entry = exchange(optimizer, None)
+    assert (entry.update, entry.listed, exchange.behind) == (None, False, True)
+    assert exchange(optimizer, None) == b"entry"
+    assert not exchange.behind
+
+
+@pytest.mark.parametrize(
+    ("step", "anchored", "due"),
+    [(0, set(), False), (3, set(), False), (4, set(), True), (4, {1}, True), (4, {0, 1}, False), (10, set(), True)],
+)
+def test_when_an_outer_round_is_still_to_be_held(step: int, anchored: set[int], due: bool) -> None:
+    spec: Any = SimpleNamespace(outer=OuterSpec(every=4, fragments=2), steps=10)
+    replica: Any = SimpleNamespace(step=step, anchored=anchored)
+    ranks: Any = OneRank()
+    assert OuterRounds(spec, SESSION, ranks, None, replica).due is due
