@@ -152,11 +152,11 @@ class Engine:
                 await self._missing(state.id, job, site)
                 return
             bodies[site] = body
-        arrays, halvings = await asyncio.to_thread(aggregate_round, bodies, layout, state.spec.optimizer)
+        arrays, norms = await asyncio.to_thread(aggregate_round, bodies, layout, state.spec.optimizer)
         parts = (digest_arrays(arrays),)
-        header = step_header(state, region, parts, halvings)
+        header = step_header(state, region, parts, norms)
         blob = await asyncio.to_thread(self._blobs.put_bytes, encode_message("entry", header, arrays))
-        await self.apply(state.id, Aggregated(job.region, job.step, parts, halvings), {header["seq"]: blob})
+        await self.apply(state.id, Aggregated(job.region, job.step, parts, norms), {header["seq"]: blob})
 
     async def _missing(self, run: str, job: AggregateRound, site: str) -> None:
         """Another process has closed the round meanwhile; or else Redis has lost what it had accepted."""

@@ -8,6 +8,7 @@ from algorithms.schedule import learning_rate
 from algorithms.updates import CODEC_BITS
 from api.payload import digest_json
 from api.schemas import PROTOCOL_VERSION, Position
+from coordinator.events import Norm
 from coordinator.records import Region, RunState
 
 __all__ = ["anchor_header", "position_after", "start_header", "step_header"]
@@ -40,7 +41,7 @@ def start_header(state: RunState, region: Region) -> Header:
     }
 
 
-def step_header(state: RunState, region: Region, parts: tuple[str, ...], halvings: dict[str, int]) -> Header:
+def step_header(state: RunState, region: Region, parts: tuple[str, ...], norms: dict[str, Norm]) -> Header:
     """The entry that closes the region's round; `parts` is empty if everybody abstained (A7)."""
     assert state.layout is not None
     assert region.round is not None
@@ -57,7 +58,13 @@ def step_header(state: RunState, region: Region, parts: tuple[str, ...], halving
     return _common("step", region) | {
         "step": round_.step,
         "contributors": [
-            {"site": site, "digest": sent.digest, "tokens": sent.tokens, "halvings": halvings[site]}
+            {
+                "site": site,
+                "digest": sent.digest,
+                "tokens": sent.tokens,
+                "norm": norms[site].value,
+                "halvings": norms[site].halvings,
+            }
             for site, sent in sorted(round_.contributions.items())
         ],
         "abstentions": _reasons(round_.abstentions),

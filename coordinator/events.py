@@ -160,13 +160,21 @@ class FinalReported:
 
 
 @dataclass(frozen=True)
+class Norm:
+    """The L2 norm of a contribution, and how often it was halved as an outlier (C6)."""
+
+    value: float
+    halvings: int = 0
+
+
+@dataclass(frozen=True)
 class Aggregated:
-    """A frozen round was aggregated: digests of the update's arrays, and the halvings of outliers by site."""
+    """A frozen round was aggregated: digests of the update's arrays, and the norms of its contributions by site."""
 
     region: str
     step: int
     parts: tuple[str, ...]
-    halvings: dict[str, int]
+    norms: dict[str, Norm]
 
 
 @dataclass(frozen=True)

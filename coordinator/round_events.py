@@ -5,10 +5,10 @@ from typing import Any
 
 from api.errors import ConflictError, ForbiddenError, GoneError
 from coordinator.entries import step_header
-from coordinator.events import Abstained, Aggregated, Answer, Contributed, Refused
+from coordinator.events import Abstained, Aggregated, Answer, Contributed, Norm, Refused
 from coordinator.quorum import DELAYS_KEPT
 from coordinator.records import Region, Round, RunState
-from coordinator.transitions import Transition, append, going_on, ranks_of, with_member, with_region
+from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member, with_region
 
 __all__ = ["abstained", "aggregated", "contributed", "emptied", "frozen", "refused"]
 
@@ -106,18 +106,28 @@ def aggregated(event: Aggregated, state: RunState, now: datetime) -> Transition:
     round_ = region.round
     if not state.going_on or round_ is None or round_.step != event.step or not round_.frozen:
         return Transition(state)
-    return _closed(state, region, event.parts, event.halvings)
+    return _closed(_with_alarms(state, event), region, event.parts, event.norms)
+
+
+def _with_alarms(state: RunState, event: Aggregated) -> RunState:
+    """Outliers are named (C6), each site once."""
+    for site, norm in sorted(event.norms.items()):
+        start = f"site {site} sends outliers: "
+        if norm.halvings and not any(alarm.startswith(start) for alarm in state.alarms):
+            why = f"the norm {norm.value:.3g} of its contribution to step {event.step} is more than twice the median"
+            state = with_(state, alarms=(*state.alarms, start + why))
+    return state
 
 
 def emptied(state: RunState, region: Region) -> Transition:
     """A frozen round without contributions has an empty entry (A7)."""
-    return _closed(state, region, parts=(), halvings={})
+    return _closed(state, region, parts=(), norms={})
 
 
-def _closed(state: RunState, region: Region, parts: tuple[str, ...], halvings: dict[str, int]) -> Transition:
+def _closed(state: RunState, region: Region, parts: tuple[str, ...], norms: dict[str, Norm]) -> Transition:
     round_ = region.round
     assert round_ is not None
-    header = step_header(state, region, parts, halvings)
+    header = step_header(state, region, parts, norms)
     for site in round_.contributions:
         state = with_member(state, site, failures=0)
     tokens = region.tokens + sum(sent.tokens for sent in round_.contributions.values())

@@ -13,6 +13,7 @@ from algorithms.updates import SparseUpdate
 from api.errors import ConflictError, InvalidError, faults_of
 from api.payload import decode_message
 from api.schemas import PROTOCOL_VERSION, ContributionHeader, OptimizerSpec
+from coordinator.events import Norm
 
 __all__ = ["aggregate_round", "check_header", "read_contribution", "read_header", "read_update"]
 
@@ -71,17 +72,16 @@ def check_header(header: ContributionHeader, layout: ParameterLayout, optimizer:
 
 def aggregate_round(
     bodies: Mapping[str, bytes], layout: ParameterLayout, optimizer: OptimizerSpec
-) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
-    """The update's packed arrays, and how often each site's contribution was halved as an outlier (rule C6).
+) -> tuple[dict[str, NDArray[Any]], dict[str, Norm]]:
+    """The update's packed arrays, and the norm of each site's contribution.
 
     Args:
         bodies: contribution messages by site, already validated when they arrived.
     """
     read = [read_contribution(bodies[site], layout, optimizer) for site in sorted(bodies)]
     contributions = [contribution for _, contribution in read]
-    halvings = [0] * len(read)
-    if optimizer.outliers == "halve":
-        halvings = outlier_halvings([norm(contribution) for contribution in contributions])
+    norms = [norm(contribution) for contribution in contributions]
+    halvings = outlier_halvings(norms) if optimizer.outliers == "halve" else [0] * len(read)
     update = aggregate(
         contributions,
         layout,
@@ -90,4 +90,4 @@ def aggregate_round(
         tokens=[header.tokens for header, _ in read],
         largest=optimizer.largest,
     )
-    return dict(pack_update(update, layout)), dict(zip(sorted(bodies), halvings, strict=True))
+    return dict(pack_update(update, layout)), dict(zip(sorted(bodies), map(Norm, norms, halvings), strict=True))

@@ -21,6 +21,7 @@ from coordinator.events import (
     Contributed,
     FinalReported,
     LayoutPresented,
+    Norm,
     ProcessesGone,
     Refused,
     SeatTaken,
@@ -383,7 +384,7 @@ class Driver:
         job = jobs[0]
         if isinstance(job, AggregateRound):
             sites = self.state.regions[job.region].round.contributions
-            self.send(Aggregated(job.region, job.step, (digest_of("parts"),), dict.fromkeys(sites, 0)))
+            self.send(Aggregated(job.region, job.step, (digest_of("parts"),), dict.fromkeys(sites, Norm(1.0))))
         else:
             self.send(self.average(job.number, job.fragment))
         return True

@@ -7,6 +7,7 @@ import pytest
 
 from api.schemas import OptimizerSpec, RunSpec
 from coordinator.entries import position_after, start_header, step_header
+from coordinator.events import Norm
 from tests.unit.coordinator.runs import LAYOUT, START, Driver, digest_of, entry_hash
 
 TWO = {"b": "west", "a": "west"}
@@ -43,7 +44,7 @@ def test_step():
     driver.send(driver.contribution("b", tokens=3))
     driver.send(driver.abstention("a", reason="no data"))
     region = driver.state.regions["west"]
-    header = step_header(driver.state, region, (digest_of("part"),), {"b": 2})
+    header = step_header(driver.state, region, (digest_of("part"),), {"b": Norm(1.5, 2)})
     lr = header["lr"][0]
     assert header == {
         "version": 1,
@@ -51,7 +52,7 @@ def test_step():
         "seq": 1,
         "step": 1,
         "previous": entry_hash(driver.logs["west"][0]),
-        "contributors": [{"site": "b", "digest": digest_of("b", 1, 3, ""), "tokens": 3, "halvings": 2}],
+        "contributors": [{"site": "b", "digest": digest_of("b", 1, 3, ""), "tokens": 3, "norm": 1.5, "halvings": 2}],
         "abstentions": [{"site": "a", "reason": "no data"}],
         "refusals": [],
         "lr": [lr, lr],

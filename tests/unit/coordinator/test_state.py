@@ -16,6 +16,7 @@ from coordinator.events import (
     Event,
     FinalReported,
     LayoutPresented,
+    Norm,
     PauseRequested,
     ProcessesGone,
     Refused,
@@ -167,8 +168,21 @@ def test_a_second_computation_of_a_round_is_dropped():
     driver.send(driver.contribution("a"))
     driver.work()
     before = driver.state
-    assert not driver.send(Aggregated("west", 1, (digest_of("other"),), {"a": 0})).entries
+    assert not driver.send(Aggregated("west", 1, (digest_of("other"),), {"a": Norm(1.0)})).entries
     assert driver.state == before
+
+
+def test_outliers_are_named_once_and_stand_in_the_entry():
+    driver = Driver(TWO, steps=3).begin()
+    for step in (1, 2):
+        driver.send(driver.contribution("a"))
+        driver.send(driver.contribution("b"))
+        norms = {"a": Norm(1.0), "b": Norm(50.0 * step, 5)}
+        driver.send(Aggregated("west", step, (digest_of("parts"),), norms))
+        found = {line["site"]: (line["norm"], line["halvings"]) for line in driver.logs["west"][-1]["contributors"]}
+        assert found == {"a": (1.0, 0), "b": (50.0 * step, 5)}
+    (alarm,) = driver.state.alarms
+    assert alarm == "site b sends outliers: the norm 50 of its contribution to step 1 is more than twice the median"
 
 
 def test_no_round_opens_past_the_last_step():
