@@ -48,6 +48,7 @@ def run_here(*options: str) -> Any:
     return CliRunner().invoke(app, options)
 
 
+@pytest.mark.slow
 def test_every_method_learns(rows: dict[str, dict[str, Any]]) -> None:
     nothing_learned = TASK.held_out_loss(TASK.model(seed=0))
     assert rows.keys() == set(ROWS.split(","))
@@ -58,6 +59,7 @@ def test_every_method_learns(rows: dict[str, dict[str, Any]]) -> None:
     assert abs(rows["powersgd rank 4"]["loss"] - rows["adamw-ddp"]["loss"]) < 0.2
 
 
+@pytest.mark.slow
 def test_bytes_are_what_is_sent(rows: dict[str, dict[str, Any]]) -> None:
     model = TASK.model(seed=0)
     layout = layout_of(model)
@@ -73,6 +75,7 @@ def test_bytes_are_what_is_sent(rows: dict[str, dict[str, Any]]) -> None:
     assert sent["powersgd rank 4"] == pytest.approx(4 * (10 * layout.parameter_count + (STEPS - 10) * factors))
 
 
+@pytest.mark.slow
 def test_a_table_goes_on_where_it_stopped(finished: tuple[Path, dict[str, Any]]) -> None:
     results, table = finished
     again = run_here(*COMMAND, "--results", str(results), "--json")

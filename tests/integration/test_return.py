@@ -61,7 +61,9 @@ def end_together(agents: Agents, run: Run, folder: Path, *sites: str) -> None:
         assert seen == list(range(seen[0], seen[0] + len(seen)))
 
 
-@pytest.mark.parametrize(("site", "outer"), [("boa", None), ("doe", {"every": 4, "fragments": 2})])
+@pytest.mark.parametrize(
+    ("site", "outer"), [pytest.param("boa", None, marks=pytest.mark.slow), ("doe", {"every": 4, "fragments": 2})]
+)
 def test_killed_ranks_are_started_again_and_catch_up(agents: Agents, tmp_path: Path, site: str, outer: Any) -> None:
     run = endless(agents, ["auk", site], tmp_path, outer=outer)
     *_, rank = (process for process in agents.ranks(site) if process.cmdline()[1] == str(SCRIPTS / "linear.py"))
@@ -70,6 +72,7 @@ def test_killed_ranks_are_started_again_and_catch_up(agents: Agents, tmp_path: P
     end_together(agents, run, tmp_path, "auk", site)
 
 
+@pytest.mark.slow
 def test_a_killed_agent_that_is_started_again_brings_its_site_back(agents: Agents, tmp_path: Path) -> None:
     agents.start("gar", "west")
     run = endless(agents, ["auk", "gar"], tmp_path)
@@ -80,7 +83,7 @@ def test_a_killed_agent_that_is_started_again_brings_its_site_back(agents: Agent
     end_together(agents, run, tmp_path, "auk", "gar")
 
 
-@pytest.mark.parametrize("base_update", ["signum", "adam"])
+@pytest.mark.parametrize("base_update", ["signum", pytest.param("adam", marks=pytest.mark.slow)])
 def test_a_site_that_joins_late_reaches_the_head(agents: Agents, tmp_path: Path, base_update: str) -> None:
     run = endless(agents, ["auk"], tmp_path, optimizer={"base_update": base_update, "lr": 1e-4})
     agents.client.add_site(run.id, "doe")
