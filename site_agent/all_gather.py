@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from algorithms.codec import pack_contribution, unpack_contribution
 from algorithms.demo import DeMo, StepEntry
-from algorithms.updates import SparseUpdate, merge
-from api.payload import decode_message, encode_message
+from algorithms.updates import SparseUpdate
+from site_agent.shards import pack_shard, read_shards
 
 __all__ = ["AllGather"]
 
@@ -48,11 +47,11 @@ class AllGather:
             raise ValueError(f"with {self._ranks_per_site} ranks per site this rank needs owned={place}")
         if not self._replicas_checked:
             self._check_replicas(optimizer)
-        shards = self._gather(_pack(optimizer, contribution))
+        shards = self._gather(_ABSTAINS if contribution is None else pack_shard(optimizer, contribution))
         starts = range(0, len(shards), self._ranks_per_site)
         sites = [shards[start : start + self._ranks_per_site] for start in starts]
         listed = [site for site in sites if _ABSTAINS not in site]
-        contributions = [_merged(optimizer, site) for site in listed]
+        contributions = [read_shards(optimizer, site)[0] for site in listed]
         if not self._gradients_checked:
             self._check_gradients(listed, contributions)
         return optimizer.entry(contributions, listed=_ABSTAINS not in sites[self._site])
@@ -92,32 +91,3 @@ class AllGather:
         dist.all_gather(list(everybody.unbind()), padded, self._group)
         rows = everybody.cpu().numpy()
         return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
-
-
-def _pack(optimizer: DeMo, contribution: SparseUpdate | None) -> bytes:
-    """This rank's part of its site's contribution."""
-    if contribution is None:
-        return _ABSTAINS
-    layout = optimizer.layout
-    absent = [layout.tensors[index].name for index in sorted(contribution.absent)]
-    return encode_message(
-        "shard", {"absent": absent}, pack_contribution(contribution, layout, optimizer.settings.codec)
-    )
-
-
-def _merged(optimizer: DeMo, shards: Sequence[bytes]) -> SparseUpdate:
-    """The contribution of a site from those of its ranks."""
-    parts = []
-    for rank, shard in enumerate(shards):
-        header, arrays = decode_message("shard", shard)
-        parts.append(
-            unpack_contribution(
-                arrays,
-                optimizer.layout,
-                codec=optimizer.settings.codec,
-                k=optimizer.settings.k,
-                absent=header["absent"],
-                chunks=optimizer.layout.shard(rank, len(shards)),
-            )
-        )
-    return merge(parts)

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 import structlog
 
 from algorithms import DeMo
-from algorithms.codec import pack_contribution, unpack_contribution
+from algorithms.codec import pack_contribution
 from algorithms.demo import StepEntry
-from algorithms.updates import SparseUpdate, merge
+from algorithms.updates import SparseUpdate
 from api.client import CoordinatorClient
 from api.errors import GoneError, InvalidError
-from api.payload import decode_message, encode_message
+from api.payload import encode_message
 from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader
 from api.service import Answer
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica
 from site_agent.settings import Session
+from site_agent.shards import absent_names, pack_shard, read_shards
 
 __all__ = ["Exchange"]
 
@@ -55,7 +56,9 @@ class Exchange:
 
     def __call__(self, optimizer: DeMo, contribution: SparseUpdate | None) -> StepEntry:
         """The entry of the next step, after contributing, or abstaining with None."""
-        shards = self._ranks.gather(self._pack(optimizer, contribution))
+        shards = self._ranks.gather(
+            _ABSTAINS if contribution is None else pack_shard(optimizer, contribution, tokens=self.tokens)
+        )
         message = self._ranks.share(self._round_trip(optimizer, shards) if self._client is not None else None)
         self.tokens = 0
         self.ended, self.behind = message == _ENDED, message == _BEHIND
@@ -66,38 +69,8 @@ class Exchange:
 
     # --- contributions ------------------------------------------------------------------------------------------------
 
-    def _pack(self, optimizer: DeMo, contribution: SparseUpdate | None) -> bytes:
-        """This rank's part: its chunks, and its tokens."""
-        if contribution is None:
-            return _ABSTAINS
-        layout = optimizer.layout
-        header = {
-            "tokens": self.tokens,
-            "absent": [layout.tensors[index].name for index in sorted(contribution.absent)],
-        }
-        return encode_message("shard", header, pack_contribution(contribution, layout, optimizer.settings.codec))
-
-    @staticmethod
-    def _merged(optimizer: DeMo, shards: Sequence[bytes]) -> tuple[SparseUpdate, int]:
-        """All ranks' chunks and tokens."""
-        parts, tokens = [], 0
-        for rank, shard in enumerate(shards):
-            header, arrays = decode_message("shard", shard)
-            tokens += header["tokens"]
-            parts.append(
-                unpack_contribution(
-                    arrays,
-                    optimizer.layout,
-                    codec=optimizer.settings.codec,
-                    k=optimizer.settings.k,
-                    absent=header["absent"],
-                    chunks=optimizer.layout.shard(rank, len(shards)),
-                )
-            )
-        return merge(parts), tokens
-
     def _message(self, optimizer: DeMo, shards: Sequence[bytes]) -> bytes:
-        contribution, tokens = self._merged(optimizer, shards)
+        contribution, headers = read_shards(optimizer, shards)
         session, settings = self._session, optimizer.settings
         assert self._replica.position is not None
         header = ContributionHeader(
@@ -111,10 +84,10 @@ class Exchange:
             codec=settings.codec,
             indices=settings.indices,
             k=settings.k,
-            tokens=tokens,
+            tokens=sum(shard["tokens"] for shard in headers),
             part=0,
             parts=1,
-            absent=[optimizer.layout.tensors[index].name for index in sorted(contribution.absent)],
+            absent=absent_names(optimizer, contribution),
         )
         arrays = pack_contribution(contribution, optimizer.layout, settings.codec, settings.indices)
         return encode_message("contribution", header.model_dump(mode="json"), arrays)

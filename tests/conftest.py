@@ -17,7 +17,7 @@ from api.simulate import Simulation, services, wait_for_sites
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120.0
 
-# machines are noisy: no test is about time; `pytest --hypothesis-profile=default` or `deep` searches longer
+# machines are noisy: no test is about time; `pytest --hypothesis-profile=default` searches longer
 hypothesis.settings.register_profile("isthmus", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("isthmus")
 
