@@ -39,7 +39,7 @@ from coordinator.records import RunState, Start
 from coordinator.settings import Settings
 from coordinator.sites import Sites
 from coordinator.state import due_at, transition
-from coordinator.store import Store, hashed
+from coordinator.store import Store, hashed, unavailable
 from coordinator.views import run_view
 
 __all__ = ["CoordinatorService"]
@@ -101,7 +101,10 @@ class CoordinatorService:
         return schemas.Health(status="ok", detail=dict.fromkeys(await self._store.warnings(), "warning"))
 
     async def authenticate(self, token: str) -> Principal | None:
-        found = await self._store.principal(hashed(token))
+        try:
+            found = await self._store.principal(hashed(token))
+        except RedisError as error:
+            raise unavailable(error) from None
         return None if found is None else Principal(**found)
 
     # --- sites --------------------------------------------------------------------------------------------------------

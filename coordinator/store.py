@@ -17,13 +17,13 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from api import schemas
-from api.errors import ConflictError, NotFoundError
+from api.errors import ConflictError, NotFoundError, UnavailableError
 from api.payload import canonical_json
 from api.schemas import RunStatus
 from coordinator.records import Record, RunState
 from coordinator.transitions import Transition
 
-__all__ = ["SiteRecord", "Store", "Versioned"]
+__all__ = ["SiteRecord", "Store", "Versioned", "hashed", "unavailable"]
 
 log = structlog.get_logger()
 
@@ -97,6 +97,12 @@ class SiteRecord(Record):
 def hashed(secret: str) -> str:
     """What is stored of a token: SHA-256 suffices, since tokens are long and random."""
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def unavailable(error: Exception) -> UnavailableError:
+    """What is answered while Redis is away; our log has the cause."""
+    log.warning("redis cannot be reached", error=str(error))
+    return UnavailableError("redis_unavailable", "Redis cannot be reached right now; try again")
 
 
 class Store:
