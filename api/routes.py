@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api import schemas
+from api.content_digest import FIELD, content_digest_of
 from api.errors import ForbiddenError, InvalidError, UnauthorizedError, UnsupportedMediaError
 from api.payload import MEDIA_TYPE
 from api.service import Answer, Principal, Service
@@ -373,7 +374,11 @@ async def get_blob(digest: Digest, service: Coordinator, caller: Caller) -> Resp
     return StreamingResponse(
         await service.blob(digest),
         media_type="application/octet-stream",
-        headers={"Content-Length": str(size), "Etag": f'"{digest}"'},
+        headers={
+            "Content-Length": str(size),
+            "Etag": f'"{digest}"',
+            FIELD: content_digest_of(bytes.fromhex(digest)),
+        },
     )
 
 
