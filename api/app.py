@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from api import routes
 from api.authentication import Authentication
+from api.digest_middleware import ContentDigests
 from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, NotFoundError, ProblemError, faults_of
 from api.middleware import BodyLimits, SecurityHeaders, problem_response
 from api.schemas import PROTOCOL_VERSION
@@ -72,6 +73,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(BodyLimits, limit=_limit)
     app.add_middleware(Authentication, service=service)
     app.add_middleware(SecurityHeaders)
+    app.add_middleware(ContentDigests)
     app.include_router(routes.public)
     app.include_router(routes.v1, prefix="/v1")
 
