@@ -14,12 +14,13 @@ from typing import Any
 import redis.asyncio
 import structlog
 from pydantic import ValidationError
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 
 from api import schemas
-from api.errors import ConflictError, NotFoundError, UnavailableError
+from api.errors import ConflictError, NotFoundError, ProblemError, StorageFullError, UnavailableError
 from api.payload import canonical_json
 from api.schemas import RunStatus
+from coordinator.arrivals import Arrival, Arrivals
 from coordinator.records import Record, RunState
 from coordinator.transitions import Transition
 
@@ -99,8 +100,14 @@ def hashed(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def unavailable(error: Exception) -> UnavailableError:
-    """What is answered while Redis is away; our log has the cause."""
+def unavailable(error: Exception) -> ProblemError:
+    """What is answered while Redis is away, or full; our log has the cause."""
+    if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
+        log.error("redis is full", error=str(error))
+        return StorageFullError(
+            "redis_out_of_memory",
+            "Redis has reached its maxmemory and takes nothing more: raise it, or delete old runs",
+        )
     log.warning("redis cannot be reached", error=str(error))
     return UnavailableError("redis_unavailable", "Redis cannot be reached right now; try again")
 
@@ -113,6 +120,7 @@ class Store:
             url, max_connections=64, timeout=10, health_check_interval=15, socket_connect_timeout=20
         )
         self._redis: Any = redis.asyncio.Redis(connection_pool=pool)
+        self.arrivals = Arrivals(self._redis)
         self._commit = self._redis.register_script(_COMMIT)
         self._delete = self._redis.register_script(_DELETE)
         self._keep = self._redis.register_script(_KEEP)
@@ -123,6 +131,10 @@ class Store:
 
     async def ping(self) -> None:
         await self._redis.ping()
+
+    async def used_bytes(self) -> int:
+        """Memory that Redis has taken."""
+        return int((await self._redis.info("memory"))["used_memory"])
 
     async def warnings(self) -> list[str]:
         """What this server promises less than needed: durability and no eviction."""
@@ -211,7 +223,10 @@ class Store:
         if after.outer_round is not None:
             operations.append(["RPUSH", f"outer-rounds:{state.id}", after.outer_round.model_dump_json()])
         arguments: list[str | int] = [before.version, state.model_dump_json(), json.dumps(operations)]
-        return bool(await self._commit(keys=[_run(state.id)], args=arguments))
+        committed = bool(await self._commit(keys=[_run(state.id)], args=arguments))
+        if committed:
+            await self.arrivals.drop(_closed_arrivals(before.state, state))
+        return committed
 
     async def delete_run(self, run: Versioned) -> bool:
         """Unless somebody has changed it."""
@@ -346,11 +361,24 @@ def _thinned(lines: Sequence[bytes], most: int) -> Sequence[bytes]:
 
 def _contributions(state: RunState) -> set[str]:
     return {
-        sent.digest
+        part
         for region in state.regions.values()
         if region.round is not None
         for sent in region.round.contributions.values()
+        for part in sent.parts
     }
+
+
+def _closed_arrivals(before: RunState, after: RunState) -> list[Arrival]:
+    """Of rounds that are closed, and whose contributions have several parts."""
+    return [
+        Arrival(before.id, region.name, region.round.step, member.site, member.seat)
+        for region in before.regions.values()
+        if region.round is not None and any(len(sent.parts) > 1 for sent in region.round.contributions.values())
+        if after.status.terminal or after.regions[region.name].step >= region.round.step
+        for member in before.members.values()
+        if member.region == region.name and member.seat is not None
+    ]
 
 
 def _tokens(state: RunState) -> set[str]:

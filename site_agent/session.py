@@ -107,7 +107,8 @@ class Site:
         )
         self._optimizer = optimizer
         fragments = optimizer.layout.fragments(self.spec.outer.fragments) if self.spec.outer else ()
-        self._replica = Replica(optimizer, model, fragments, self.name, self._fetch)
+        fetches = self._fetch, self._fetch_part
+        self._replica = Replica(optimizer, model, fragments, self.name, *fetches, self.spec.part_bytes)
         self._exchange.attach(self._replica)
         self._outer = OuterRounds(self.spec, self._session, self._local, self._client, self._replica)
         self._metrics.describe(ddp_bytes_per_step=float(ddp_bytes(optimizer.layout)))
@@ -118,6 +119,10 @@ class Site:
 
     def _fetch(self, digest: str) -> bytes:
         return self._local.share(self._client.get_blob(digest) if self._client else None)
+
+    def _fetch_part(self, seq: int, part: int) -> bytes:
+        place = (self._session.run, self._session.region, seq, part)
+        return self._local.share(self._client.entry(*place) if self._client else None)
 
     def _begin(self, model: nn.Module, optimizer: DeMo) -> None:
         """Returns at the head of the log: at entry 0 once every site has joined, or later in a run that goes on."""
