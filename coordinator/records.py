@@ -75,7 +75,7 @@ class Member(Record):
         caught_up: they hold the head of the region's log, or have since they did.
         gone: they have ended after all that was asked of them; or, in a run that stops, ended at all.
         final: the digest that they ended with.
-        failures: of ranks, since the last listed contribution; `failure` is the last one.
+        failures: of ranks, since the last contribution that was accepted; `failure` is the last one.
         missed: rounds in a row that closed without its answer.
         benched_until, away, excluded: set while this holds; `away` and `excluded` are the reasons.
     """

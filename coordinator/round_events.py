@@ -47,6 +47,7 @@ def contributed(event: Contributed, state: RunState, now: datetime) -> Transitio
         )
     refusals = {site: reason for site, reason in round_.refusals.items() if site != event.site}
     contributions = {**round_.contributions, event.site: event.sent}
+    state = with_member(state, event.site, failures=0)
     return _answered(state, event, region, now, contributions=contributions, refusals=refusals)
 
 
@@ -128,7 +129,5 @@ def _closed(state: RunState, region: Region, parts: tuple[str, ...], norms: dict
     round_ = region.round
     assert round_ is not None
     header = step_header(state, region, parts, norms)
-    for site in round_.contributions:
-        state = with_member(state, site, failures=0)
     tokens = region.tokens + sum(sent.tokens for sent in round_.contributions.values())
     return append(state, region.model_copy(update={"step": round_.step, "round": None, "tokens": tokens}), header)

@@ -99,9 +99,9 @@ class Driver:
             raise
         assert before.model_dump_json() == text
         self.state = done.state
-        self._forget(before)
         self._book(event, before)
         self._check(before, done)
+        self._check_kept()
         self._check_again(event)
         return done
 
@@ -115,18 +115,6 @@ class Driver:
     def pass_time(self, seconds):
         self.now += timedelta(seconds=seconds)
         return self.send(Ticked())
-
-    def _forget(self, before):
-        """Answers to open rounds are dropped only with the ranks that gave them."""
-        for name, region in before.regions.items():
-            now = self.state.regions[name].round
-            if region.round is None or now is None or now.step != region.round.step:
-                continue
-            for site in region.round.answered - now.answered:
-                assert not region.round.frozen
-                assert not self.state.members[site].ready
-                for answers in (self.accepted, self.abstained, self.refusals):
-                    answers[name, now.step].pop(site, None)
 
     def _book(self, event, before):
         """Notes what was taken in; a second answer of a site to one step would show here."""
@@ -178,6 +166,16 @@ class Driver:
         assert RunState.model_validate_json(state.model_dump_json()) == state
         self._check_words()
 
+    def _check_kept(self):
+        """What was accepted is in the entry of its step, or in the round that is open (A1)."""
+        for (name, step), sent in self.accepted.items():
+            if (name, step) in self.closed or self.state.status.terminal or not sent:
+                continue
+            round_ = self.state.regions[name].round
+            assert round_ is not None
+            assert (round_.step, round_.contributions) == (step, sent)
+            assert round_.abstentions == self.abstained[name, step]
+
     def _check_again(self, event):
         """What was taken in changes nothing when it is sent again; nor does time that stands still."""
         state = self.state
@@ -215,8 +213,7 @@ class Driver:
             return
         if after.round is not None and after.round.step == round_.step and not after.round.frozen:
             return
-        if after.step > round_.step or (after.round is None and after.step < round_.step):
-            assert not [m for m in self.state.members.values() if m.region == after.name and m.live]
+        if not self.live(after.name) and (self._left_behind(after.name) or not round_.answered):
             return  # an outer round goes on without this region
         rounds = self.spec.rounds
         benched = self.now + timedelta(seconds=rounds.bench_s)
@@ -241,6 +238,13 @@ class Driver:
         for site in waited_for - answered:
             assert self.state.members[site].missed > 0
             assert self.state.members[site].live == (self.state.members[site].missed < rounds.late_rounds)
+
+    def _left_behind(self, name):
+        """Whether every region with a live member has reached the next outer step, but this one."""
+        every = self.spec.outer.every if self.spec.outer else self.spec.steps + 1
+        due = min((self.state.outer_rounds + 1) * every, self.spec.steps)
+        live = [region for region in self.state.regions if self.live(region)]
+        return bool(live) and name not in live and all(self.state.regions[there].step == due for there in live)
 
     def _check_entry(self, region, header):
         log = self.logs[region]

@@ -4,8 +4,10 @@ import pytest
 
 from api.schemas import Condition, RunStatus
 from coordinator.events import (
+    Aggregated,
     Announced,
     CaughtUp,
+    Norm,
     ProcessesGone,
     SeatTaken,
     SiteAdded,
@@ -131,11 +133,16 @@ def test_too_many_failures_in_a_row_exclude_a_site():
     for _ in range(2):
         driver.send(driver.gone("b"))
         driver.catch_up("b")
-    driver.send(driver.contribution("b"))
     assert driver.member("b").failures == 2
+    driver.send(driver.contribution("b"))
+    assert driver.member("b").failures == 0
+    driver.send(driver.gone("b"))
     driver.send(driver.contribution("a"))
     driver.work()
-    assert driver.member("b").failures == 0
+    assert [line["site"] for line in driver.logs["west"][-1]["contributors"]] == ["a", "b"]
+    assert driver.member("b").failures == 1  # it failed after what is listed here
+    driver.catch_up("b")
+    driver.send(driver.contribution("b"))
     for _ in range(3):
         driver.send(driver.gone("b", 5))
     assert condition(driver, "b") is Condition.EXCLUDED
@@ -173,20 +180,79 @@ def test_a_second_seat_of_an_attempt_joins_again():
     assert driver.live() == ["a", "b"]
 
 
-def test_what_lost_ranks_had_answered_is_dropped_and_the_next_ones_answer_anew():
+@pytest.mark.parametrize("answer", [Driver.contribution, Driver.abstention])
+def test_what_lost_ranks_had_answered_stays_and_the_next_ones_cannot_answer_again(answer):
     driver = Driver(THREE).begin()
     driver.send(driver.contribution("a"))
-    driver.send(driver.contribution("b"))
+    driver.send(answer(driver, "b"))
     driver.send(driver.gone("b"))
     assert driver.words.startswith("region west: step 1, waiting for 1 of 2 sites: c")
     driver.catch_up("b")
-    assert driver.words.startswith("region west: step 1, waiting for 2 of 3 sites: b, c")
-    driver.send(driver.contribution("b", variant="other"))
+    assert driver.words.startswith("region west: step 1, waiting for 1 of 3 sites: c")
+    driver.refused(driver.contribution("b", variant="other"), "other_bytes")
+    driver.send(driver.refusal("b"))
+    driver.send(SiteRemoved("a", "removed by an administrator"))
     driver.send(driver.contribution("c"))
-    driver.send(driver.gone("b"))  # too late: the round is frozen
     assert pending(driver.state) == [AggregateRound("west", 1)]
     driver.work()
-    assert [line["site"] for line in driver.logs["west"][-1]["contributors"]] == ["a", "b", "c"]
+    header = driver.logs["west"][-1]
+    assert sorted(line["site"] for line in (*header["contributors"], *header["abstentions"])) == ["a", "b", "c"]
+
+
+def test_new_ranks_may_send_something_better_than_what_was_refused():
+    driver = Driver(TWO).begin()
+    driver.send(driver.refusal("b"))
+    driver.send(driver.gone("b"))
+    driver.catch_up("b")
+    assert driver.words.startswith("region west: step 1, waiting for 1 of 2 sites: a")
+    driver.send(driver.contribution("b"))
+    assert driver.state.regions["west"].round.refusals == {}
+
+
+def test_a_round_that_everybody_has_answered_waits_for_sites_enough():
+    """Of the lost ranks nobody counts, but what they have answered is not asked for again."""
+    driver = Driver(TWO, min_sites=2).begin()
+    driver.send(driver.contribution("a"))
+    driver.send(driver.gone("a"))
+    driver.send(driver.contribution("b"))
+    driver.pass_time(3600)
+    assert not pending(driver.state)
+    assert driver.words.startswith("region west: step 1, 1 of at least 2 sites there: a (joining since 10:00:00 UTC")
+    driver.catch_up("a")
+    assert pending(driver.state) == [AggregateRound("west", 1)]
+
+
+@pytest.mark.parametrize("answer", [Driver.contribution, Driver.abstention])
+def test_what_a_region_has_accepted_is_listed_before_it_is_taken_along(answer):
+    driver = Driver({**TWO, "c": "east"}, steps=6, every=2).begin()
+    driver.send(answer(driver, "a"))
+    for site in "ab":
+        driver.send(SiteLost(site, LOST))
+    while driver.state.outer is None:
+        driver.exchange()
+    assert driver.logs["west"][-1]["step"] == 1
+    while driver.state.outer is not None:
+        driver.exchange()
+    assert [(line["kind"], line["step"]) for line in driver.logs["west"]] == [("start", 0), ("step", 1), ("anchor", 2)]
+    for site in "ab":
+        driver.send(SiteBack(site))
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_a_round_that_is_being_aggregated_is_not_dropped_by_an_outer_round():
+    driver = Driver({**TWO, "c": "east"}, steps=6, every=2).begin()
+    for site in "ab":
+        driver.send(driver.contribution(site))
+    for site in "ab":
+        driver.send(SiteLost(site, LOST))
+    for _ in range(2):
+        driver.send(driver.contribution("c"))
+        step = driver.state.regions["east"].step + 1
+        driver.send(Aggregated("east", step, (digest_of("parts"),), {"c": Norm(1.0)}))
+    assert driver.state.outer is None
+    assert pending(driver.state) == [AggregateRound("west", 1)]
+    driver.work()
+    assert driver.state.outer is not None
 
 
 def test_catching_up_ends_near_the_head_of_the_log():
