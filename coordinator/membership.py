@@ -52,8 +52,19 @@ def rejoining(state: RunState, site: str, *, attempt: int, seat: str | None = No
     """
     if state.outer is not None:
         state = with_(state, outer=_without(state.outer, site))
-    changes = {"ready": False, "caught_up": False, "gone": False, "final": None, "missed": 0, "benched_until": None}
-    return with_member(state, site, attempt=attempt, seat=seat, **changes)
+    member = state.members[site]
+    again = Member(
+        site=site,
+        region=member.region,
+        since=member.since,
+        attempt=attempt,
+        seat=seat,
+        failures=member.failures,
+        failure=member.failure,
+        away=member.away,
+        excluded=member.excluded,
+    )
+    return with_(state, members={**state.members, site: again})
 
 
 def _without(outer: OuterRound, site: str) -> OuterRound:
@@ -117,7 +128,7 @@ def caught_up(event: CaughtUp, state: RunState, now: datetime) -> Transition:
             return Transition(state)
         outer = outer.model_copy(update={"participants": outer.participants | {event.site}})
         state = with_(state, outer=outer)
-    return Transition(with_member(state, event.site, caught_up=True))
+    return Transition(with_member(state, event.site, caught_up=True, late=None))
 
 
 def processes_gone(event: ProcessesGone, state: RunState, now: datetime) -> Transition:

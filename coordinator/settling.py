@@ -30,6 +30,9 @@ def ticked(event: Ticked, state: RunState, now: datetime) -> Transition:
     for member in state.members.values():
         if member.benched_until is not None:
             state = with_member(state, member.site, benched_until=member.benched_until + gap)
+        if member.late is not None:
+            late = member.late.model_copy(update={"first_answer": member.late.first_answer + gap})
+            state = with_member(state, member.site, late=late)
     return Transition(state)
 
 
@@ -38,7 +41,7 @@ def due_at(state: RunState) -> datetime | None:
     if not state.going_on:
         return None
     deadlines = [closes_at(state, region) for region in state.regions.values()]
-    benches = [member.benched_until for member in state.members.values()]
+    benches = [member.released_at for member in state.members.values()]
     return min((time for time in (*deadlines, *benches) if time is not None), default=None)
 
 
@@ -97,7 +100,7 @@ def _round_ended(state: RunState, region: Region, now: datetime) -> Transition:
 
 def _released(state: RunState, now: datetime) -> RunState:
     for member in state.members.values():
-        if member.benched_until is not None and member.benched_until <= now:
+        if member.released_at is not None and member.released_at <= now:
             state = with_member(state, member.site, benched_until=None)
     return state
 

@@ -54,13 +54,14 @@ def entry_hash(header):
 
 
 def allowance(delays, deadline_s):
-    """Seconds from the first answer to the deadline, by section 2 of docs/decisions/0003-absence.md."""
+    """Seconds for which a site is waited for, by section 2 of docs/decisions/0003-absence.md."""
     if deadline_s is not None:
         return deadline_s
-    if len(delays) < 8:
+    if len(delays) < 4:
         return 60
     middle = statistics.median(delays)
-    return max(10, min(600, middle + 6 * statistics.median([abs(delay - middle) for delay in delays])))
+    spread = 6 * statistics.median([abs(delay - middle) for delay in delays])
+    return 10 if middle > 600 else max(10, min(600, max(middle * 3 / 2, middle + spread)))
 
 
 class Driver:
@@ -216,13 +217,11 @@ class Driver:
         if not self.live(after.name) and (self._left_behind(after.name) or not round_.answered):
             return  # an outer round goes on without this region
         rounds = self.spec.rounds
-        benched = self.now + timedelta(seconds=rounds.bench_s)
         waited_for = {
             member.site
             for member in self.state.members.values()
             if member.region == after.name
-            if member.live
-            or (member.benched_until == benched and run_before.members[member.site].benched_until is None)
+            if member.live or self._benched_just_now(member, run_before.members.get(member.site))
             if not member.excluded and not member.away and member.caught_up
         }
         place = after.name, round_.step
@@ -231,13 +230,18 @@ class Driver:
         assert answers >= rounds.min_sites
         if answered >= waited_for:
             return
-        delay = allowance(after.delays, rounds.deadline_s)
+        missing = waited_for - answered
+        delay = max(allowance(self.state.members[site].delays, rounds.deadline_s) for site in missing)
         first = after.round.first_answer if after.round and after.round.frozen else round_.first_answer
         assert first + timedelta(seconds=delay) <= self.now
         assert 2 * answers >= len(waited_for)
         for site in waited_for - answered:
             assert self.state.members[site].missed > 0
             assert self.state.members[site].live == (self.state.members[site].missed < rounds.late_rounds)
+
+    def _benched_just_now(self, member, before):
+        benched_until = self.now + timedelta(seconds=self.spec.rounds.bench_s)
+        return member.benched_until == benched_until and before is not None and member.missed > before.missed
 
     def _left_behind(self, name):
         """Whether every region with a live member has reached the next outer step, but this one."""
