@@ -10,6 +10,7 @@ __all__ = [
     "FragmentRound",
     "Layout",
     "Member",
+    "Missed",
     "OuterRound",
     "Record",
     "Region",
@@ -54,8 +55,7 @@ class Round(Record):
 class Region(Record):
     """Sites that share one log.
 
-    `tokens`: trained on since the last anchor (A12). `delays`: seconds from a round's first answer to each later one,
-    the last few. `resume`: where the log may be entered instead of at entry 0.
+    `tokens`: trained on since the last anchor (A12). `resume`: where the log may be entered instead of at entry 0.
     """
 
     name: str
@@ -63,8 +63,14 @@ class Region(Record):
     head: Position | None = None
     tokens: int = 0
     round: Round | None = None
-    delays: tuple[float, ...] = ()
     resume: Resume | None = None
+
+
+class Missed(Record):
+    """A round that was closed without a site which is still to answer it, or has answered it too late."""
+
+    step: int
+    first_answer: datetime
 
 
 class Member(Record):
@@ -77,9 +83,12 @@ class Member(Record):
         caught_up: they hold the head of the region's log, or have since they did.
         gone: they have ended after all that was asked of them; or, in a run that stops, ended at all.
         final: the digest that they ended with.
-        failures: of ranks, since the last listed contribution; `failure` is the last one.
+        failures: of ranks, since the last contribution that was accepted; `failure` is the last one.
+        delays: seconds from the first answer of a round to its own, the last few, late ones among them.
         missed: rounds in a row that closed without its answer.
-        benched_until, away, excluded: set while this holds; `away` and `excluded` are the reasons.
+        late: the first of those that its ranks may still be busy with.
+        benched_until: the earliest time of its release.
+        away, excluded: the reasons, while this holds.
     """
 
     site: str
@@ -93,7 +102,9 @@ class Member(Record):
     final: str | None = None
     failures: int = 0
     failure: str = ""
+    delays: tuple[float, ...] = ()
     missed: int = 0
+    late: Missed | None = None
     benched_until: datetime | None = None
     away: str = ""
     excluded: str = ""
@@ -114,6 +125,11 @@ class Member(Record):
     def live(self) -> bool:
         """Whether it is waited for."""
         return self.condition is Condition.ACTIVE
+
+    @property
+    def released_at(self) -> datetime | None:
+        """When it will be benched no more; None if it is not, or is still busy with a round that is closed."""
+        return self.benched_until if self.late is None else None
 
     @property
     def present(self) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 from redis.exceptions import RedisError
@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from algorithms.settings import STATEFUL_BASE_UPDATES
 from algorithms.traffic import parameters_bytes
 from api import schemas
-from api.errors import ConflictError, InvalidError, NotFoundError, ProblemError
+from api.errors import ConflictError, GoneError, InvalidError, NotFoundError, ProblemError
 from api.payload import digest_json
 from api.schemas import RunStatus
 from api.service import Answer, Principal
@@ -20,6 +20,7 @@ from coordinator.blobs import BlobDirectory
 from coordinator.contributions import Contributions
 from coordinator.engine import Engine
 from coordinator.events import (
+    AnsweredLate,
     CaughtUp,
     FinalReported,
     LayoutPresented,
@@ -259,13 +260,25 @@ class CoordinatorService:
         self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
     ) -> Answer:
         await self._sites.heard(site)
-        return await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
+        async with self._late_ones_noted(run, site, attempt, step):
+            return await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
 
     async def abstain(
         self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
     ) -> Answer:
         await self._sites.heard(site)
-        return await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
+        async with self._late_ones_noted(run, site, attempt, step):
+            return await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
+
+    @asynccontextmanager
+    async def _late_ones_noted(self, run: str, site: str, attempt: int, step: int) -> AsyncIterator[None]:
+        try:
+            yield
+        except GoneError as error:
+            if error.code == "closed_without_you":
+                with suppress(ProblemError):
+                    await self._engine.apply(run, AnsweredLate(site, attempt, step))
+            raise
 
     async def update(self, run: str, region: str, step: int, part: int, wait: float) -> Answer:
         return await self._exchanges.update(run, region, step, part, wait)

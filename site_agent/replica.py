@@ -54,7 +54,7 @@ class Replica:
         self.position: Position | None = None
         self.step = 0
         self.anchored: set[int] = set()
-        """Fragments that have taken an anchor since the last step."""
+        """Fragments that have taken an anchor of the outer round after `step`."""
         self._optimizer = optimizer
         self._model = model
         self._fragments = fragments
@@ -141,6 +141,8 @@ class Replica:
 
     def apply_anchor(self, header: Header, held: str | None = None) -> None:
         """Takes the new anchor of a fragment, unless the copy that this site holds, of digest `held`, is the same."""
+        if header["step"] != self.step:  # a region that was taken along has no entry of that step
+            self.anchored.clear()
         self._follow(header, "anchor")
         self.anchored.add(header["fragment"])
         self._optimizer.steps = header["step"]
