@@ -212,6 +212,12 @@ async def outer_rounds(run: RunId, service: Coordinator, caller: Caller) -> sche
     return schemas.OuterRoundPage(items=await service.outer_rounds(run))
 
 
+@v1.get("/runs/{run}/layout")
+async def layout(run: RunId, service: Coordinator, caller: Caller) -> schemas.RunLayout:
+    _require(caller, "admin", "observer", "ranks", run=run)
+    return await service.layout(run)
+
+
 @v1.get("/runs/{run}/model")
 async def model(run: RunId, service: Coordinator, caller: Caller) -> schemas.Model:
     _require(caller, "admin", "observer")

@@ -232,6 +232,10 @@ class CoordinatorService:
         wanted = state.spec.outer is None and not state.final_stored and site == state.model_site
         return schemas.FinalReply(upload=wanted and not state.status.terminal)
 
+    async def layout(self, run: str) -> schemas.RunLayout:
+        layout = await self._layouts.of((await self._store.load(run)).state)
+        return schemas.RunLayout(digest=layout.digest, layout=layout.to_json())
+
     async def model(self, run: str) -> schemas.Model:
         state = (await self._store.load(run)).state
         if state.status is not RunStatus.SUCCEEDED:

@@ -43,7 +43,8 @@ class CatchUp:
         if resume is None:
             self._replica.apply_start(start)
         else:
-            self._replica.resume(start, resume)
+            self._replica.load_buffers(start)
+            self._replica.resume(resume)
         goes_on = self.to_head()
         self._optimizer.reset_momentum()
         return goes_on
