@@ -14,12 +14,14 @@ import redis
 
 from api.schemas import OuterSpec, RunStatus
 from coordinator.redis_server import EmbeddedRedis
+from coordinator.segments import read_index
 from tests import reference
 from tests.conftest import LiveCoordinator, start_coordinator, wait_until
 from tests.contract.by_hand import LAYOUT, RunByHand
 from tests.integration.test_three_sites import read_log, tensors_of
 
 BIN = Path(sys.executable).parent / "isthmus"
+OPTIONS = ("--lease-s", "36000", "--log-recent", "2", "--tick-s", "0.1")
 FRAGMENTS = LAYOUT.fragments(2)
 
 
@@ -39,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture(scope="module")
 def live(server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCoordinator]:
-    live = start_coordinator(tmp_path_factory.mktemp("replay"), "--redis-url", server.url, "--lease-s", "36000")
+    live = start_coordinator(tmp_path_factory.mktemp("replay"), "--redis-url", server.url, *OPTIONS)
     yield live
     live.service.interrupt()
     live.service.join()
@@ -125,26 +127,29 @@ def test_sites_that_held_something_else(live, tmp_path):
 @pytest.fixture
 def another(live: LiveCoordinator, server: EmbeddedRedis) -> Iterator[LiveCoordinator]:
     """A second coordinator of the same runs, which has nothing in memory."""
-    another = start_coordinator(live.directory, "--redis-url", server.url, "--lease-s", "36000")
+    another = start_coordinator(live.directory, "--redis-url", server.url, *OPTIONS)
     yield another
     another.service.interrupt()
     another.service.join()
 
 
-def test_a_damaged_message_is_named(live, another, server, tmp_path):
+def test_a_damaged_segment_is_named_by_its_entry(live, another, server, tmp_path):
     hand = Hand.of(live)
     hand.end()
-    with redis.Redis.from_url(server.url) as client:
-        (digest,) = json.loads(client.hget(f"messages:{hand.run.id}:west", 2))
-        flip(client, f"payload:{hand.run.id}:{digest}")
-    done = replay(tmp_path, another.url, live.token("observer"), hand.run.id, "--json")
+    place = (tmp_path, another.url, live.token("observer"), hand.run.id, "--json")
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        wait_until(lambda: client.hkeys(f"headers:{hand.run.id}:west") == ["0"], "the log in segments")
+        first, *_ = map(json.loads, client.zrange(f"segments:{hand.run.id}:west", 0, -1))
+    assert first["first"] == 1
+    path = live.directory / "blobs" / first["blob"][:2] / first["blob"]
+    body = path.read_bytes()
+    start, _ = read_index(path).spans[2, 0]
+    flipped = start + 8 + int.from_bytes(body[start : start + 8], "little")  # where the arrays of the message begin
+    path.write_bytes(body[:flipped] + bytes([body[flipped] ^ 1]) + body[flipped + 1 :])
+    done = replay(*place)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"isthmus: run {hand.run.id}, region west, entry 2: entry 2 arrived with other arrays" in done.stderr
-
-
-def flip(client: redis.Redis, key: str) -> None:
-    body = client.get(key)
-    client.set(key, body[:-1] + bytes([body[-1] ^ 1]))
+    path.write_bytes(body)
 
 
 def test_what_cannot_be_replayed(live, tmp_path):
