@@ -238,6 +238,9 @@ class CoordinatorClient:
     def model(self, run: str) -> schemas.Model:
         return self._get(schemas.Model, f"/v1/runs/{_segment(run)}/model")
 
+    def layout(self, run: str) -> dict[str, Any]:
+        return self._get(schemas.RunLayout, f"/v1/runs/{_segment(run)}/layout").layout
+
     def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
         return self._get(schemas.OuterRoundPage, f"/v1/runs/{_segment(run)}/outer-rounds").items
 

@@ -4,6 +4,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from algorithms.settings import STATEFUL_BASE_UPDATES
 from api.schemas import Condition, Position, Resume, RunSpec, RunStatus
 
 __all__ = [
@@ -197,6 +198,11 @@ class RunState(Record):
     def going_on(self) -> bool:
         """Entry 0 is in the logs, and the run has not been told to stop."""
         return self.status in (RunStatus.RUNNING, RunStatus.PAUSED)
+
+    def entrance(self, region: str) -> Resume | None:
+        """Where the region's log may be entered; None: at entry 0 only, as with base updates that keep state."""
+        stateful = self.spec.optimizer.base_update in STATEFUL_BASE_UPDATES
+        return None if stateful else self.regions[region].resume
 
     @property
     def step(self) -> int:

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 from redis.exceptions import RedisError
 
-from algorithms.settings import STATEFUL_BASE_UPDATES
 from algorithms.traffic import parameters_bytes
 from api import schemas
 from api.errors import ConflictError, GoneError, InvalidError, NotFoundError, ProblemError
@@ -37,6 +36,7 @@ from coordinator.events import (
 from coordinator.exchanges import Exchanges
 from coordinator.layouts import Layouts, checked_layout, require_same_layout
 from coordinator.logs import Logs
+from coordinator.packing import Packer
 from coordinator.pressure import Pressure
 from coordinator.records import RunState, Start
 from coordinator.settings import Settings
@@ -63,6 +63,7 @@ class CoordinatorService:
         self._sites = Sites(store, self._engine, settings)
         contributions = Contributions(store, self._layouts, self._engine, Pressure(store, settings.redis_budget_mb))
         self._exchanges = Exchanges(store, blobs, contributions, self._logs, self._engine)
+        self._packer = Packer(store, blobs, settings)
         self._ticked = self._outage_s = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -81,15 +82,18 @@ class CoordinatorService:
         """What time has made due. To be done once before any request is answered: an outage is noticed here (A6)."""
         now, outage_s = await self._store.tick(self._settings.tick_s, self._settings.lease_s)
         self._outage_s += outage_s
-        for state in await self._store.active():
+        active = await self._store.active()
+        for state in active:
             due = due_at(state)
             if self._outage_s or (due is not None and due <= now):
                 await self._engine.apply(state.id, Ticked(self._outage_s))
             self._engine.work(state)
         self._outage_s = 0.0
         await self._sites.expire(now)
+        self._packer.start(active)
 
     async def close(self) -> None:
+        await self._packer.close()
         await self._engine.close()
 
     async def health(self) -> schemas.Health:
@@ -202,12 +206,11 @@ class CoordinatorService:
         event = LayoutPresented(site, request.attempt, await self._layouts.save(layout))
         state = await self._engine.apply(run, event)
         first = min(state.first_site or site, site)
-        replays_all = state.spec.optimizer.base_update in STATEFUL_BASE_UPDATES
         return schemas.JoinReply(
             layout=layout.digest,
             upload_start=site == state.first_site and state.start is None,
             evaluate=site == first,
-            resume=None if replays_all else state.regions[state.members[site].region].resume,
+            resume=state.entrance(state.members[site].region),
         )
 
     async def caught_up(self, run: str, site: str, report: schemas.CaughtUp) -> schemas.CaughtUpReply:
@@ -238,6 +241,10 @@ class CoordinatorService:
         state = await self._engine.apply(run, event)
         wanted = state.spec.outer is None and not state.final_stored and site == state.model_site
         return schemas.FinalReply(upload=wanted and not state.status.terminal)
+
+    async def layout(self, run: str) -> schemas.RunLayout:
+        layout = await self._layouts.of((await self._store.load(run)).state)
+        return schemas.RunLayout(digest=layout.digest, layout=layout.to_json())
 
     async def model(self, run: str) -> schemas.Model:
         state = (await self._store.load(run)).state

@@ -21,6 +21,7 @@ from api.errors import ConflictError, NotFoundError, ProblemError, StorageFullEr
 from api.payload import canonical_json
 from api.schemas import RunStatus
 from coordinator.arrivals import Arrival, Arrivals
+from coordinator.log_store import LogStore, appended, ended, log_keys, payload_key
 from coordinator.records import Record, RunState
 from coordinator.transitions import Transition
 
@@ -41,12 +42,23 @@ for _, operation in ipairs(cjson.decode(ARGV[3])) do redis.call(unpack(operation
 return 1
 """
 
-# KEYS: the run, and what belongs to it. ARGV: expected version, the run's id. Answers 1, or 0 for a lost race.
+# KEYS: the run, and what belongs to it. ARGV: expected version, the run's id, the time; as JSON, which of the keys list
+# segments, and what other blobs are its own. Answers 1, or 0 for a lost race.
 _DELETE = """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
+local segments, blobs = unpack(cjson.decode(ARGV[4]))
+for _, key in ipairs(segments) do
+  for _, line in ipairs(redis.call('ZRANGE', key, 0, -1)) do
+    local segment = cjson.decode(line)
+    table.insert(blobs, segment.blob)
+    for _, large in ipairs(segment.large) do table.insert(blobs, large) end
+  end
+end
+for _, blob in ipairs(blobs) do redis.call('ZADD', 'garbage', ARGV[3], blob) end
 for _, key in ipairs(KEYS) do redis.call('DEL', key) end
 redis.call('ZREM', 'runs', ARGV[2])
 redis.call('SREM', 'active', ARGV[2])
+redis.call('SREM', 'ended', ARGV[2])
 return 1
 """
 
@@ -125,6 +137,7 @@ class Store:
         self._delete = self._redis.register_script(_DELETE)
         self._keep = self._redis.register_script(_KEEP)
         self._tick = self._redis.register_script(_TICK)
+        self.log = LogStore(self._redis)
 
     async def close(self) -> None:
         await self._redis.aclose(close_connection_pool=True)
@@ -202,21 +215,15 @@ class Store:
         state = after.state
         operations: list[list[Any]] = []
         for region, header in after.entries:
-            operations.append(["RPUSH", _log(state.id, region), canonical_json(header)])
-            if header["kind"] == "step":
-                operations.append(["HSET", _steps(state.id, region), header["step"], header["seq"]])
-            if messages and header["seq"] in messages:
-                digests = messages[header["seq"]]
-                operations.append(["HSET", _messages(state.id, region), header["seq"], json.dumps(digests)])
-                operations += [["PERSIST", _payload(state.id, digest)] for digest in digests]
+            operations += appended(state.id, region, header, (messages or {}).get(header["seq"], ()))
         payloads, tokens = _contributions(state), _tokens(state)
-        operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(before.state) - payloads]
-        operations += [["PERSIST", _payload(state.id, digest)] for digest in payloads - _contributions(before.state)]
+        operations += [["DEL", payload_key(state.id, digest)] for digest in _contributions(before.state) - payloads]
+        operations += [["PERSIST", payload_key(state.id, digest)] for digest in payloads - _contributions(before.state)]
         operations += [["DEL", token] for token in _tokens(before.state) - tokens]
         operations += [["PERSIST", token] for token in tokens - _tokens(before.state)]
         if state.status.terminal:
-            operations.append(["SREM", "active", state.id])
-            operations += [["DEL", _payload(state.id, digest)] for digest in payloads]
+            operations += [["SREM", "active", state.id], ended(state.id)]
+            operations += [["DEL", payload_key(state.id, digest)] for digest in payloads]
             operations += [["EXPIRE", token, _ENDED_S] for token in tokens]
         elif state.status is not RunStatus.PENDING:
             operations.append(["SADD", "active", state.id])
@@ -234,11 +241,15 @@ class Store:
         series = await self._redis.smembers(f"metrics:{state.id}")
         keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}", *series]
         keys += _tokens(state)
+        large = []
         for region in state.regions:
-            keys += [_log(state.id, region), _steps(state.id, region), _messages(state.id, region)]
-            for digests in await self._redis.hvals(_messages(state.id, region)):
-                keys += [_payload(state.id, digest) for digest in json.loads(digests)]
-        return bool(await self._delete(keys=keys, args=[run.version, state.id]))
+            keys += log_keys(state.id, region)
+            payloads = await self.log.payloads(state.id, {0: await self.log.all_messages(state.id, region)})
+            keys += [payload_key(state.id, digest) for digest in payloads]
+            large += [digest for digest, body in payloads.items() if body is None]
+        segments = [key for key in keys if key.startswith("segments:")]
+        now = int((await self.now()).timestamp())
+        return bool(await self._delete(keys=keys, args=[run.version, state.id, now, json.dumps([segments, large])]))
 
     async def remember(self, key: str, value: str) -> str:
         """The value first stored under an idempotency key: this one, or an earlier one."""
@@ -250,24 +261,11 @@ class Store:
 
     async def put_payload(self, run: str, digest: str, body: bytes) -> None:
         """Kept for good only once a committed state refers to it (A5)."""
-        await self._keep(keys=[_payload(run, digest)], args=[body, _ORPHAN_S])
+        await self._keep(keys=[payload_key(run, digest)], args=[body, _ORPHAN_S])
 
     async def payload(self, run: str, digest: str) -> bytes | None:
-        body: bytes | None = await self._redis.get(_payload(run, digest))
+        body: bytes | None = await self._redis.get(payload_key(run, digest))
         return body
-
-    async def entries(self, run: str, region: str, start: int, stop: int) -> list[dict[str, Any]]:
-        """Headers of entries start..stop-1, as far as there are."""
-        return [json.loads(line) for line in await self._redis.lrange(_log(run, region), start, stop - 1)]
-
-    async def seq_of_step(self, run: str, region: str, step: int) -> int | None:
-        seq = await self._redis.hget(_steps(run, region), step)
-        return None if seq is None else int(seq)
-
-    async def messages(self, run: str, region: str, seq: int) -> list[str]:
-        """Digests of an entry's messages, one per part; none if it has no arrays."""
-        digests = await self._redis.hget(_messages(run, region), seq)
-        return [] if digests is None else json.loads(digests)
 
     async def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
         lines = await self._redis.lrange(f"outer-rounds:{run}", 0, -1)
@@ -387,19 +385,3 @@ def _tokens(state: RunState) -> set[str]:
 
 def _run(run: str) -> str:
     return f"run:{run}"
-
-
-def _log(run: str, region: str) -> str:
-    return f"log:{run}:{region}"
-
-
-def _steps(run: str, region: str) -> str:
-    return f"steps:{run}:{region}"
-
-
-def _messages(run: str, region: str) -> str:
-    return f"messages:{run}:{region}"
-
-
-def _payload(run: str, digest: str) -> str:
-    return f"payload:{run}:{digest}"

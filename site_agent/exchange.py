@@ -30,7 +30,7 @@ log = structlog.get_logger()
 _ABSTAINS = b""
 _ENDED = b""
 _BEHIND = b"behind"
-_INSTEAD = {"run_ended": _ENDED, "closed_without_you": _BEHIND}
+_INSTEAD = {"run_ended": _ENDED, "closed_without_you": _BEHIND, "log_trimmed": _BEHIND}
 """Of an entry, by the code of the refusal."""
 
 

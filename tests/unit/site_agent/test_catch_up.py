@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from api.errors import ConflictError, GoneError
-from api.schemas import CaughtUpReply, LogPage, OuterSpec, Position
+from api.schemas import CaughtUpReply, LogPage, OuterSpec, Position, Resume
 from api.service import Answer
 from site_agent.catch_up import CatchUp
 from site_agent.exchange import Exchange
@@ -29,7 +29,7 @@ class OneRank:
 class Log:
     """A replica and a client in one. `polls`: how many entries there are at each poll; None: the run has ended."""
 
-    def __init__(self, polls: list[int | None], active: list[bool | GoneError]) -> None:
+    def __init__(self, polls: list[int | GoneError | None], active: list[bool | GoneError]) -> None:
         self.polls, self.active = polls, active
         self.applied = 0
         self.waits: list[float] = []
@@ -45,10 +45,15 @@ class Log:
 
     def log(self, run: str, region: str, start: int, stop: int | None = None, wait: float | None = None) -> LogPage:
         count = self.polls.pop(0)
+        if isinstance(count, GoneError):
+            raise count
         assert wait is not None
         self.waits.append(wait)
         items = [{"kind": "anchor", "seq": start + number} for number in range(count or 0)]
         return LogPage(items=items, head=HEAD, ended=count is None)
+
+    def resume(self, resume: Resume) -> None:
+        self.applied = resume.position.seq
 
     def caught_up(self, run: str, site: str, report: Any) -> CaughtUpReply:
         self.reported.append(report.position.seq)
@@ -73,6 +78,16 @@ def test_entries_that_come_after_the_report_are_applied_before_the_next_batch() 
     assert log.to_head()
     assert (log.applied, log.reported) == (8, [5, 7])
     assert log.waits == [0.0] * 4
+
+
+def test_where_the_log_was_trimmed_it_is_entered_at_a_later_place() -> None:
+    resume = Resume(position=Position(seq=50, hash="1" * 64), step=40, anchors=["2" * 64])
+    trimmed = GoneError("log_trimmed", "gone", context={"resume": resume.model_dump(mode="json")})
+    log = Log(polls=[3, trimmed, 2, 0], active=[False, True])
+    assert log.to_head()
+    assert (log.applied, log.reported) == (52, [3, 52])
+    with pytest.raises(GoneError, match="another"):
+        Log(polls=[GoneError("run_ended", "another")], active=[]).to_head()
 
 
 def test_a_site_that_is_not_wanted_yet_waits_for_entries() -> None:

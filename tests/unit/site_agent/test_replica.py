@@ -165,7 +165,7 @@ def test_resuming_takes_the_anchors_and_goes_on_from_their_place(scene: Scene):
     sizes = [scene.optimizer.layout.fragment_elements(fragment) for fragment in fragments]
     anchors = [scene.blob(np.full(size, 7.0 + number, "<f4").tobytes()) for number, size in enumerate(sizes)]
     resume = Resume(position=Position(seq=25, hash="a" * 64), step=20, anchors=anchors)
-    scene.replica.resume({"buffers": None}, resume)
+    scene.replica.resume(resume)
     scene.previous = "a" * 64
     parameters = scene.optimizer.read_parameters(range(len(scene.optimizer.layout.tensors))).tolist()
     assert parameters == [7.0] * sizes[0] + [8.0] * sizes[1]
