@@ -9,7 +9,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
-from api import routes
+from api import access_routes, routes
 from api.authentication import Authentication
 from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, NotFoundError, ProblemError, faults_of
 from api.middleware import BodyLimits, SecurityHeaders, problem_response
@@ -74,6 +74,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(SecurityHeaders)
     app.include_router(routes.public)
     app.include_router(routes.v1, prefix="/v1")
+    app.include_router(access_routes.v1, prefix="/v1")
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

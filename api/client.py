@@ -15,6 +15,7 @@ import stamina
 from pydantic import BaseModel, ValidationError
 
 from api import schemas
+from api.access import IssuedToken, Token, TokenPage, TokenRequest
 from api.errors import PROBLEM_MEDIA_TYPE, IsthmusError, Problem, ProblemError, error_from_problem
 from api.payload import MEDIA_TYPE
 from api.service import Answer
@@ -212,6 +213,17 @@ class CoordinatorClient:
 
     def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
         return self._get(schemas.OuterRoundPage, f"/v1/runs/{_segment(run)}/outer-rounds").items
+
+    # --- access -------------------------------------------------------------------------------------------------------
+
+    def create_token(self, request: TokenRequest) -> IssuedToken:
+        return IssuedToken.model_validate_json(self._send("POST", "/v1/tokens", json=request).content)
+
+    def tokens(self) -> list[Token]:
+        return self._get(TokenPage, "/v1/tokens").items
+
+    def revoke_token(self, token: str) -> None:
+        self._send("DELETE", f"/v1/tokens/{_segment(token)}")
 
     # --- ranks --------------------------------------------------------------------------------------------------------
 

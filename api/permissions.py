@@ -15,11 +15,11 @@ __all__ = ["GuardedRoute", "allowed", "require"]
 E = TypeVar("E", bound=Callable[..., Any])
 
 
-def allowed(*scopes: Scope) -> Callable[[E], E]:
-    """Marks a route as one for tokens of these scopes."""
+def allowed(*scopes: Scope, act: str | None = None) -> Callable[[E], E]:
+    """Marks a route as one for tokens of these scopes; `act`: what it does, if that is to be recorded."""
 
     def marked(endpoint: E) -> E:
-        endpoint.__dict__["scopes"] = scopes
+        endpoint.__dict__.update(scopes=scopes, act=act)
         return endpoint
 
     return marked

@@ -8,6 +8,7 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import structlog
 import uvicorn
@@ -24,7 +25,8 @@ from coordinator.blobs import BlobDirectory
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.service import CoordinatorService
 from coordinator.settings import Settings
-from coordinator.store import Store, hashed, unavailable
+from coordinator.store import Store, unavailable
+from coordinator.tokens import hashed
 
 log = structlog.get_logger()
 
@@ -152,7 +154,11 @@ def _without_password(url: str) -> str:
 
 async def _grant_tokens(store: Store, settings: Settings) -> None:
     """Tokens come from the settings, or are made at first start and kept in files that only their owner can read."""
-    given = {"admin": settings.admin_token, "join": settings.join_token, "observer": settings.observer_token}
+    given: dict[Literal["admin", "join", "observer"], str | None] = {
+        "admin": settings.admin_token,
+        "join": settings.join_token,
+        "observer": settings.observer_token,
+    }
     for scope, token in given.items():
         if token is None:
             path = settings.data_dir / f"{scope}-token"
@@ -160,7 +166,7 @@ async def _grant_tokens(store: Store, settings: Settings) -> None:
                 _write(path, secrets.token_urlsafe(32), mode=0o600)
             token = path.read_text().strip()
             log.info("token", scope=scope, file=str(path.absolute()))
-        await store.install(scope, hashed(token))
+        await store.tokens.install(scope, hashed(token), await store.now())
 
 
 def _write(path: Path, text: str, mode: int = 0o644) -> None:
