@@ -13,6 +13,7 @@ from api import access_routes, routes
 from api.authentication import Authentication
 from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, NotFoundError, ProblemError, faults_of
 from api.middleware import BodyLimits, SecurityHeaders, problem_response
+from api.rates import Rates
 from api.schemas import PROTOCOL_VERSION
 from api.service import Service
 
@@ -61,7 +62,7 @@ async def _internal(request: Request, _: Exception) -> Response:
     return problem_response(ProblemError("internal_error", f"{where} failed; the coordinator's log says why"))
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service, rates: Rates) -> FastAPI:
     """The application around a service; it keeps no state of its own."""
     app = FastAPI(title="Isthmus coordinator", version=str(PROTOCOL_VERSION), docs_url=None, redoc_url=None)
     app.state.service = service
@@ -70,7 +71,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, _plain_http)
     app.add_exception_handler(Exception, _internal)
     app.add_middleware(BodyLimits, limit=_limit)
-    app.add_middleware(Authentication, service=service)
+    app.add_middleware(Authentication, service=service, rates=rates)
     app.add_middleware(SecurityHeaders)
     app.include_router(routes.public)
     app.include_router(routes.v1, prefix="/v1")

@@ -24,6 +24,11 @@ class Principal:
     token: str = ""
     name: str = ""
 
+    @property
+    def who(self) -> str:
+        """A name for people."""
+        return self.name or f"{self.scope} {self.site}"
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from api.app import create_app
 from api.errors import IsthmusError, faults_of
 from api.middleware import problem_response
+from api.rates import Rates
 from coordinator.blobs import BlobDirectory
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.service import CoordinatorService
@@ -81,7 +82,7 @@ async def _serve(settings: Settings, embedded: EmbeddedRedis | None, listener: s
     for warning in await store.warnings():
         log.warning(warning)
     await service.tick()
-    app = create_app(service)
+    app = create_app(service, Rates(settings.rate_limit, settings.failure_limit))
     app.add_exception_handler(RedisError, _unavailable)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, timeout_graceful_shutdown=3, timeout_keep_alive=30, lifespan="off"

@@ -27,6 +27,10 @@ class Settings(BaseSettings):
     admin_token: str | None = Field(default=None, min_length=16, description="default: made at first start")
     join_token: str | None = Field(default=None, min_length=16, description="what agents register with")
     observer_token: str | None = Field(default=None, min_length=16, description="may read everything, change nothing")
+    rate_limit: int = Field(default=60_000, ge=1, description="requests a minute with one token")
+    failure_limit: int = Field(
+        default=60, ge=1, description="requests a minute from one address whose token is missing or not good"
+    )
     lease_s: float = Field(default=15.0, gt=0, description="a site is lost after this long without a heartbeat")
     heartbeat_s: float = Field(default=5.0, gt=0, description="how often agents are asked to send one")
     tick_s: float = Field(default=1.0, gt=0, description="how often leases and unfinished work are looked at")
