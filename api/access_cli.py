@@ -1,19 +1,22 @@
-"""`isthmus token`: who may talk to the coordinator."""
+"""`isthmus token` and `isthmus audit`: who may talk to the coordinator, and what was done there."""
 
 import sys
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from api.access import Token, TokenPage, TokenRequest
+from api.access import AuditEvent, AuditPage, Token, TokenPage, TokenRequest
 from api.connection import Connection
 
-__all__ = ["token_app"]
+__all__ = ["audit", "token_app"]
 
 token_app = typer.Typer(no_args_is_help=True, help="Tokens that people and agents present.")
 out = Console()
+
+_PAGE = 1000
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 
@@ -57,3 +60,24 @@ def revoke_token(token: Annotated[str, typer.Argument(help="as `isthmus token li
     """Make a token worthless, from now on."""
     with Connection().client() as client:
         client.revoke_token(token)
+
+
+def audit(limit: Annotated[int, typer.Option(help="how many events", min=1)] = 100, as_json: AsJson = False) -> None:
+    """What administrators and agents did or tried to do, newest first."""
+    events: list[AuditEvent] = []
+    with Connection().client() as client:
+        cursor = None
+        while len(events) < limit:
+            page = client.audit(cursor, min(limit - len(events), _PAGE))
+            events, cursor = events + page.items, page.next_cursor
+            if cursor is None:
+                break
+    if as_json:
+        sys.stdout.write(AuditPage(items=events).model_dump_json(indent=2, include={"items"}) + "\n")
+        return
+    table = Table("time", "who", "scope", "act", "target", "answer")
+    for event in events:
+        who = f"{event.name} ({event.token})" if event.token not in ("", event.name) else event.name
+        at = f"{event.at:%Y-%m-%d %H:%M:%S} UTC"
+        table.add_row(at, who, event.scope, event.act, escape(event.target), str(event.status))
+    out.print(table)

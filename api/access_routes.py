@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 
-from api.access import IssuedToken, Token, TokenPage, TokenRequest
+from api.access import AuditPage, IssuedToken, Token, TokenPage, TokenRequest
 from api.permissions import GuardedRoute, allowed
 from api.routes import Coordinator
 
@@ -38,3 +38,13 @@ async def get_token(token: TokenId, service: Coordinator) -> Token:
 @allowed("admin", act="token.revoke")
 async def revoke_token(token: TokenId, service: Coordinator) -> None:
     await service.access.revoke_token(token)
+
+
+@v1.get("/audit")
+@allowed("admin")
+async def audit(
+    service: Coordinator,
+    cursor: Annotated[int | None, Query(ge=1, le=2**62, description="`next_cursor` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> AuditPage:
+    return await service.access.audit(cursor, limit)

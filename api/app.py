@@ -10,6 +10,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from api import access_routes, routes
+from api.audit import Audit
 from api.authentication import Authentication
 from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, NotFoundError, ProblemError, faults_of
 from api.middleware import BodyLimits, SecurityHeaders, problem_response
@@ -71,6 +72,7 @@ def create_app(service: Service, rates: Rates) -> FastAPI:
     app.add_exception_handler(HTTPException, _plain_http)
     app.add_exception_handler(Exception, _internal)
     app.add_middleware(BodyLimits, limit=_limit)
+    app.add_middleware(Audit, service=service)
     app.add_middleware(Authentication, service=service, rates=rates)
     app.add_middleware(SecurityHeaders)
     app.include_router(routes.public)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from api.access_cli import token_app
+from api.access_cli import audit, token_app
 from api.client import CoordinatorClient
 from api.connection import Connection
 from api.errors import IsthmusError, ProblemError, faults_of
@@ -33,6 +33,7 @@ site_app = typer.Typer(no_args_is_help=True, help="The sites that have registere
 app.add_typer(run_app, name="run")
 app.add_typer(site_app, name="site")
 app.add_typer(token_app, name="token")
+app.command()(audit)
 out = Console()
 err = Console(stderr=True)
 

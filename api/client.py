@@ -15,7 +15,7 @@ import stamina
 from pydantic import BaseModel, ValidationError
 
 from api import schemas
-from api.access import IssuedToken, Token, TokenPage, TokenRequest
+from api.access import AuditPage, IssuedToken, Token, TokenPage, TokenRequest
 from api.errors import PROBLEM_MEDIA_TYPE, IsthmusError, Problem, ProblemError, error_from_problem
 from api.payload import MEDIA_TYPE
 from api.service import Answer
@@ -234,6 +234,9 @@ class CoordinatorClient:
 
     def revoke_token(self, token: str) -> None:
         self._send("DELETE", f"/v1/tokens/{_segment(token)}")
+
+    def audit(self, cursor: str | None = None, limit: int | None = None) -> AuditPage:
+        return self._get(AuditPage, "/v1/audit", cursor=cursor, limit=limit)
 
     # --- ranks --------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from api import schemas
-from api.access import IssuedToken, Scope, Token, TokenRequest
+from api.access import AuditPage, IssuedToken, Scope, Token, TokenRequest
 
 __all__ = ["Access", "Answer", "Principal", "Scope", "Service"]
 
@@ -49,6 +49,8 @@ class Access(Protocol):
     async def tokens(self) -> list[Token]: ...
     async def token(self, token: str) -> Token: ...
     async def revoke_token(self, token: str) -> None: ...
+    async def record(self, principal: Principal, act: str, target: str, status: int) -> None: ...
+    async def audit(self, cursor: int | None, limit: int) -> AuditPage: ...
 
 
 class Service(Protocol):

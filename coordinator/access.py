@@ -3,11 +3,17 @@
 import secrets
 from datetime import timedelta
 
-from api.access import IssuedToken, Token, TokenRequest
+import structlog
+from redis.exceptions import RedisError
+
+from api.access import AuditPage, IssuedToken, Token, TokenRequest
+from api.service import Principal
 from coordinator.store import Store
 from coordinator.tokens import hashed
 
 __all__ = ["Access"]
+
+log = structlog.get_logger()
 
 
 class Access:
@@ -36,3 +42,13 @@ class Access:
 
     async def revoke_token(self, token: str) -> None:
         await self._store.tokens.withdraw(token)
+
+    async def record(self, principal: Principal, act: str, target: str, status: int) -> None:
+        """An act that was done is not undone because Redis went away before it was recorded: our log has it then."""
+        try:
+            await self._store.audit.append(principal, act, target, status)
+        except RedisError as error:
+            log.error("not recorded", who=principal.who, act=act, target=target, status=status, error=str(error))
+
+    async def audit(self, cursor: int | None, limit: int) -> AuditPage:
+        return await self._store.audit.page(cursor, limit)

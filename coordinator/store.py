@@ -19,6 +19,7 @@ from api import schemas
 from api.errors import NotFoundError, UnavailableError
 from api.payload import canonical_json
 from api.schemas import RunStatus
+from coordinator.audit import AuditLog
 from coordinator.records import Record, RunState
 from coordinator.tokens import Tokens, hashed, token_key
 from coordinator.transitions import Transition
@@ -109,6 +110,7 @@ class Store:
         )
         self._redis: Any = redis.asyncio.Redis(connection_pool=pool)
         self.tokens = Tokens(self._redis)
+        self.audit = AuditLog(self._redis)
         self._commit = self._redis.register_script(_COMMIT)
         self._delete = self._redis.register_script(_DELETE)
         self._keep = self._redis.register_script(_KEEP)

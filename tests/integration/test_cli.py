@@ -52,6 +52,10 @@ def test_tokens(isthmus):
     assert "revoked or has expired" in isthmus("run", "list", ISTHMUS_TOKEN=token).stderr
     issued = json.loads(isthmus("token", "create", "paris", "--scope", "join", "--json").stdout)
     assert (issued["scope"], issued["expires_at"]) == ("join", None)
+    newest, before = json.loads(isthmus("audit", "--limit", "2", "--json").stdout)["items"]
+    assert (newest["act"], newest["target"], newest["status"]) == ("token.create", f"tokens/{issued['id']}", 201)
+    assert before["target"] == f"tokens/{listed['id']}"
+    assert f"tokens/{issued['id']}" in isthmus("audit").stdout
 
 
 @pytest.mark.parametrize(
