@@ -34,19 +34,9 @@ class UnreachableError(IsthmusError):
 
 
 class _TryAgainError(Exception):
-    """`after`: seconds that the coordinator, or a proxy, has asked for."""
-
-    def __init__(self, error: ProblemError, after: str | None) -> None:
+    def __init__(self, error: ProblemError) -> None:
         super().__init__(str(error))
         self.error = error
-        self.after = int(after) if after is not None and after.isdecimal() else None
-
-
-def _worth_trying_again(error: Exception) -> bool | float:
-    """Or the seconds after which it is."""
-    if isinstance(error, _TryAgainError):
-        return float(error.after) if error.after else True
-    return isinstance(error, httpx.TransportError)
 
 
 def _blocks(body: bytes) -> Iterator[bytes]:
@@ -126,7 +116,7 @@ class CoordinatorClient:
         query = {name: value for name, value in (params or {}).items() if value is not None}
         try:
             for attempt in stamina.retry_context(
-                on=_worth_trying_again, attempts=None, timeout=self._patience, wait_max=2.0
+                on=(httpx.TransportError, _TryAgainError), attempts=None, timeout=self._patience, wait_max=2.0
             ):
                 with attempt:
                     content = _blocks(body) if body is not None else None
@@ -147,7 +137,7 @@ class CoordinatorClient:
             return response
         error = _problem_of(response)
         if response.status_code in _TRY_AGAIN:
-            raise _TryAgainError(error, response.headers.get("Retry-After") if response.status_code == 429 else None)
+            raise _TryAgainError(error)
         raise error
 
     def _get(self, answer: type[M], path: str, **params: Any) -> M:

@@ -11,7 +11,6 @@ IsthmusError                    anything a user may see; the message names the t
     ├── UnsupportedMediaError   415
     ├── InvalidError            422  the request makes no sense; `errors` lists what is wrong
     ├── UpgradeRequiredError    426  protocol versions do not overlap
-    ├── TooManyRequestsError    429  try again after `context["retry_after_s"]` seconds
     ├── UnavailableError        503  Redis or the blob store cannot be reached; try again
     └── StorageFullError        507
 """
@@ -32,7 +31,6 @@ __all__ = [
     "ProblemError",
     "StorageFullError",
     "TooLargeError",
-    "TooManyRequestsError",
     "UnauthorizedError",
     "UnavailableError",
     "UnsupportedMediaError",
@@ -121,10 +119,6 @@ class InvalidError(ProblemError):
 
 class UpgradeRequiredError(ProblemError):
     status, title = 426, "upgrade required"
-
-
-class TooManyRequestsError(ProblemError):
-    status, title = 429, "too many requests"
 
 
 class UnavailableError(ProblemError):

@@ -31,8 +31,6 @@ def problem_response(error: ProblemError) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
     if error.status == 503:
         headers["Retry-After"] = "1"
-    elif "retry_after_s" in error.context:
-        headers["Retry-After"] = str(error.context["retry_after_s"])
     text = json.dumps(error.problem().model_dump(), ensure_ascii=False)
     body = text.encode(errors="replace")  # it may quote what a hostile client sent
     return Response(body, status_code=error.status, media_type=PROBLEM_MEDIA_TYPE, headers=headers)

@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-import time
 
 import httpx
 import pytest
 
 from api.client import BLOCK, CoordinatorClient, UnreachableError
-from api.errors import ConflictError, GoneError, IsthmusError, ProblemError, TooManyRequestsError, UnavailableError
+from api.errors import ConflictError, GoneError, IsthmusError, ProblemError, UnavailableError
 from api.middleware import problem_response
 from api.schemas import Announcement, RunSpec
 from api.service import Answer
@@ -163,13 +162,3 @@ def test_json_bodies():
     (request,) = answers.requests
     assert request.headers["content-type"] == "application/json"
     assert json.loads(request.content) == {"digest": "0" * 64}
-
-
-def test_it_waits_for_as_long_as_it_is_told_to(monkeypatch):
-    waited = []
-    monkeypatch.setattr(time, "sleep", waited.append)
-    error = TooManyRequestsError("rate_limited", "too often", context={"retry_after_s": 7})
-    proxys = httpx.Response(429, html=HTML, headers={"Retry-After": "3"})
-    answers = Answers(refusal(error), proxys, httpx.Response(200, json=VERSION))
-    assert answers.client(patience=60).version().version == "0.1.0"
-    assert waited == [7.0, 3.0]
