@@ -9,6 +9,7 @@ import hashlib
 import random
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
@@ -21,6 +22,7 @@ from api.access import AuditPage, IssuedToken, Token, TokenPage, TokenRequest
 from api.errors import PROBLEM_MEDIA_TYPE, IsthmusError, Problem, ProblemError, error_from_problem
 from api.payload import MEDIA_TYPE
 from api.service import Answer
+from api.tls import certificate_fault, is_loopback, trusted
 
 __all__ = ["CoordinatorClient", "UnreachableError"]
 
@@ -63,17 +65,14 @@ def _blocks(body: bytes) -> Iterator[bytes]:
         yield bytes(view[start : start + BLOCK])
 
 
-def _loopback(url: str) -> bool:
-    return httpx.URL(url).host in ("localhost", "127.0.0.1", "::1")
-
-
 class CoordinatorClient:
     """Talks to one coordinator with one token.
 
     Args:
         url: of the coordinator, with a path prefix if there is one.
         token: bearer token; None for the few public routes.
-        transport: replaces the network, in tests and for counting bytes.
+        transport: replaces the network, in tests and for counting bytes; `ca_file` is its own business.
+        ca_file: PEM file of the authority whose certificates are trusted, and of no other.
         patience: seconds for which an unreachable coordinator is tried again.
     """
 
@@ -83,6 +82,7 @@ class CoordinatorClient:
         token: str | None = None,
         *,
         transport: httpx.BaseTransport | None = None,
+        ca_file: Path | None = None,
         patience: float = 60.0,
     ) -> None:
         self.url = url.rstrip("/")
@@ -93,7 +93,8 @@ class CoordinatorClient:
             timeout=httpx.Timeout(30.0, read=90.0),
             limits=httpx.Limits(max_connections=8, keepalive_expiry=4.0),
             transport=transport,
-            trust_env=not _loopback(self.url),
+            verify=trusted(ca_file),
+            trust_env=not is_loopback(self.url),
             follow_redirects=False,
         )
 
@@ -139,6 +140,11 @@ class CoordinatorClient:
                     response = self._http.request(method, path, content=content, params=query, headers=sent)
                     return self._checked(response)
         except httpx.TransportError as error:
+            if (fault := certificate_fault(error)) is not None:
+                raise UnreachableError(
+                    f"the certificate of {self.url} is not trusted here ({fault}); if a private authority has signed "
+                    "it, name that one's PEM file with ISTHMUS_CA_FILE"
+                ) from error
             raise UnreachableError(
                 f"no answer from the coordinator at {self.url} ({error or type(error).__name__}); "
                 "is it running, and is the URL right?"

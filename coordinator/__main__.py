@@ -27,6 +27,7 @@ from coordinator.redis_server import EmbeddedRedis
 from coordinator.service import CoordinatorService
 from coordinator.settings import Settings
 from coordinator.store import Store, unavailable
+from coordinator.tls import check_certificate, is_loopback
 from coordinator.tokens import hashed
 
 log = structlog.get_logger()
@@ -50,6 +51,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(settings: Settings) -> None:
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        check_certificate(settings.tls_cert, settings.tls_key)
+    elif not is_loopback(settings.host):
+        log.warning(
+            "without --tls-cert tokens cross the network in the clear, unless a proxy does TLS", host=settings.host
+        )
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     listener = _listen(settings.host, settings.port)
     with contextlib.ExitStack() as stack:
@@ -85,11 +92,18 @@ async def _serve(settings: Settings, embedded: EmbeddedRedis | None, listener: s
     app = create_app(service, Rates(settings.rate_limit, settings.failure_limit))
     app.add_exception_handler(RedisError, _unavailable)
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=3, timeout_keep_alive=30, lifespan="off"
+        app,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=3,
+        timeout_keep_alive=30,
+        lifespan="off",
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
     server = _Server(config, service)
     host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = f"{'https' if settings.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
     _write(settings.data_dir / "url", url)
     log.info("coordinator listens", url=url, data_dir=str(settings.data_dir.absolute()))
     background = [asyncio.create_task(service.keep_ticking())]
