@@ -5,9 +5,10 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from api.authentication import principal_of
-from api.errors import ForbiddenError
+from api.errors import ForbiddenError, ProblemError
 from api.service import Principal, Scope
 
 __all__ = ["GuardedRoute", "allowed", "require"]
@@ -48,6 +49,11 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             place = request.path_params
             require(principal_of(request), *scopes, site=place.get("site"), run=place.get("run"))
-            return await handle(request)
+            try:
+                return await handle(request)
+            except HTTPException as error:  # FastAPI's "There was an error parsing the body"
+                if isinstance(error.__cause__, ProblemError):
+                    raise error.__cause__ from None
+                raise
 
         return guarded

@@ -23,6 +23,7 @@ from api.errors import IsthmusError, faults_of
 from api.middleware import problem_response
 from api.rates import Rates
 from coordinator.blobs import BlobDirectory
+from coordinator.connections import BoundedConnection
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.service import CoordinatorService
 from coordinator.settings import Settings
@@ -93,6 +94,8 @@ async def _serve(settings: Settings, embedded: EmbeddedRedis | None, listener: s
     app.add_exception_handler(RedisError, _unavailable)
     config = uvicorn.Config(
         app,
+        http=BoundedConnection,
+        ws="none",
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=3,
