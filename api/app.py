@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from api import access_routes, routes
 from api.audit import Audit
 from api.authentication import Authentication
+from api.digest_middleware import ContentDigests
 from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, NotFoundError, ProblemError, faults_of
 from api.middleware import BodyLimits, SecurityHeaders, problem_response
 from api.rates import Rates
@@ -75,6 +76,7 @@ def create_app(service: Service, rates: Rates) -> FastAPI:
     app.add_middleware(Audit, service=service)
     app.add_middleware(Authentication, service=service, rates=rates)
     app.add_middleware(SecurityHeaders)
+    app.add_middleware(ContentDigests)
     app.include_router(routes.public)
     app.include_router(routes.v1, prefix="/v1")
     app.include_router(access_routes.v1, prefix="/v1")

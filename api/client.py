@@ -1,8 +1,8 @@
 """CoordinatorClient: the REST API as methods. Used by the command line and by site agents.
 
 The transport is injectable, so that tests and the byte counters see every request. Requests are idempotent by design,
-so that a failed connection, a 429, a 502, a 503, a 504 or a 507 is tried again with the same bytes, no sooner than its
-Retry-After says.
+so that a failed connection, a 429, a 502, a 503, a 504, a 507, or a body that was changed on its way, either way, is
+tried again with the same bytes, no sooner than its Retry-After says.
 """
 
 import hashlib
@@ -19,7 +19,15 @@ from pydantic import BaseModel, ValidationError
 
 from api import schemas
 from api.access import AuditPage, IssuedToken, Token, TokenPage, TokenRequest
-from api.errors import PROBLEM_MEDIA_TYPE, IsthmusError, Problem, ProblemError, error_from_problem
+from api.content_digest import DIGEST_MISMATCH, FIELD, agrees, content_digest
+from api.errors import (
+    PROBLEM_MEDIA_TYPE,
+    IsthmusError,
+    Problem,
+    ProblemError,
+    UnavailableError,
+    error_from_problem,
+)
 from api.payload import MEDIA_TYPE
 from api.service import Answer
 from api.tls import certificate_fault, is_loopback, trusted
@@ -132,6 +140,7 @@ class CoordinatorClient:
             sent.setdefault("Content-Type", MEDIA_TYPE)
         if body is not None:
             sent["Content-Length"] = str(len(body))
+            sent[FIELD] = content_digest(body)
         query = {name: value for name, value in (params or {}).items() if value is not None}
         try:
             for attempt in stamina.retry_context(on=_again, attempts=None, timeout=self._patience, wait_max=2.0):
@@ -155,10 +164,13 @@ class CoordinatorClient:
 
     @staticmethod
     def _checked(response: httpx.Response) -> httpx.Response:
+        if not agrees(response.headers.get(FIELD), response.content) and response.request.method != "HEAD":
+            where = f"{response.request.method} {response.request.url}"
+            raise _TryAgainError(UnavailableError(DIGEST_MISMATCH, f"the answer to {where} was changed on its way"))
         if response.is_success:
             return response
         error = _problem_of(response)
-        if response.status_code in _TRY_AGAIN:
+        if response.status_code in _TRY_AGAIN or error.code == DIGEST_MISMATCH:
             raise _TryAgainError(error, _retry_after(response))
         raise error
 

@@ -8,6 +8,7 @@ from fastapi.responses import StreamingResponse
 
 from api import schemas
 from api.authentication import principal_of
+from api.content_digest import FIELD, content_digest_of
 from api.errors import InvalidError, UnsupportedMediaError
 from api.payload import MEDIA_TYPE
 from api.permissions import GuardedRoute, allowed, require
@@ -353,7 +354,11 @@ async def get_blob(digest: Digest, service: Coordinator) -> Response:
     return StreamingResponse(
         await service.blob(digest),
         media_type="application/octet-stream",
-        headers={"Content-Length": str(size), "Etag": f'"{digest}"'},
+        headers={
+            "Content-Length": str(size),
+            "Etag": f'"{digest}"',
+            FIELD: content_digest_of(bytes.fromhex(digest)),
+        },
     )
 
 

@@ -35,6 +35,7 @@ from coordinator.events import (
 )
 from coordinator.exchanges import Exchanges
 from coordinator.layouts import Layouts, checked_layout, require_same_layout
+from coordinator.logs import Logs
 from coordinator.records import RunState, Start
 from coordinator.settings import Settings
 from coordinator.sites import Sites
@@ -57,9 +58,10 @@ class CoordinatorService:
         self._blobs = blobs
         self._settings = settings
         self._layouts = Layouts(blobs)
-        self._engine = Engine(store, blobs, self._layouts)
+        self._logs = Logs(store, blobs)
+        self._engine = Engine(store, blobs, self._layouts, self._logs)
         self._sites = Sites(store, self._engine, settings)
-        self._exchanges = Exchanges(store, blobs, self._layouts, self._engine)
+        self._exchanges = Exchanges(store, blobs, self._layouts, self._logs, self._engine)
         self._ticked = self._outage_s = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------
