@@ -9,11 +9,13 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
-from api import routes
+from api import access_routes, routes
+from api.audit import Audit
 from api.authentication import Authentication
 from api.digest_middleware import ContentDigests
 from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, NotFoundError, ProblemError, faults_of
 from api.middleware import BodyLimits, SecurityHeaders, problem_response
+from api.rates import Rates
 from api.schemas import PROTOCOL_VERSION
 from api.service import Service
 
@@ -62,7 +64,7 @@ async def _internal(request: Request, _: Exception) -> Response:
     return problem_response(ProblemError("internal_error", f"{where} failed; the coordinator's log says why"))
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service, rates: Rates) -> FastAPI:
     """The application around a service; it keeps no state of its own."""
     app = FastAPI(title="Isthmus coordinator", version=str(PROTOCOL_VERSION), docs_url=None, redoc_url=None)
     app.state.service = service
@@ -71,11 +73,13 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, _plain_http)
     app.add_exception_handler(Exception, _internal)
     app.add_middleware(BodyLimits, limit=_limit)
-    app.add_middleware(Authentication, service=service)
+    app.add_middleware(Audit, service=service)
+    app.add_middleware(Authentication, service=service, rates=rates)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(ContentDigests)
     app.include_router(routes.public)
     app.include_router(routes.v1, prefix="/v1")
+    app.include_router(access_routes.v1, prefix="/v1")
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

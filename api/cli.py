@@ -11,8 +11,10 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from api.access_cli import audit, token_app
 from api.client import CoordinatorClient
-from api.command import Connection, obey
+from api.command import obey
+from api.connection import Connection
 from api.errors import IsthmusError, ProblemError, faults_of
 from api.export import export_model
 from api.report import build_report, print_report
@@ -28,6 +30,8 @@ run_app = typer.Typer(no_args_is_help=True, help="Create, start, follow and stop
 site_app = typer.Typer(no_args_is_help=True, help="The sites that have registered.")
 app.add_typer(run_app, name="run")
 app.add_typer(site_app, name="site")
+app.add_typer(token_app, name="token")
+app.command()(audit)
 out = Console()
 err = Console(stderr=True)
 

@@ -1,46 +1,18 @@
-"""What the commands have in common: which coordinator they talk to, and how errors become exit statuses."""
+"""How the errors of a command become exit statuses."""
 
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import stamina
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
 from rich.console import Console
 
-from api.client import CoordinatorClient
 from api.errors import IsthmusError, faults_of
 
-__all__ = ["Connection", "obey"]
-
-_DEFAULT_URL = "http://127.0.0.1:8420"
-
-
-class Connection(BaseSettings):
-    """Where the coordinator is, from ISTHMUS_COORDINATOR, ISTHMUS_TOKEN and ISTHMUS_DATA_DIR."""
-
-    model_config = SettingsConfigDict(env_prefix="ISTHMUS_", env_ignore_empty=True, frozen=True)
-
-    coordinator: str | None = None
-    token: str | None = None
-    data_dir: Path = Path("isthmus-data")
-
-    def client(self, patience: float = 10.0) -> CoordinatorClient:
-        """With the token given, or that of the coordinator whose data directory is here, for that one only."""
-        token, url = self.data_dir / "admin-token", self.data_dir / "url"
-        local = url.read_text().strip() if url.exists() else None
-        if self.token is not None:
-            return CoordinatorClient(self.coordinator or local or _DEFAULT_URL, self.token, patience=patience)
-        if local is None or not token.exists() or self.coordinator not in (None, local):
-            raise IsthmusError(
-                "no token: set ISTHMUS_TOKEN, or run this where the coordinator's data directory is (ISTHMUS_DATA_DIR, "
-                f"now {self.data_dir}) and leave ISTHMUS_COORDINATOR unset"
-            )
-        return CoordinatorClient(local, token.read_text().strip(), patience=patience)
+__all__ = ["obey"]
 
 
 def obey(command: Callable[[], object]) -> None:

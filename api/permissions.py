@@ -5,9 +5,10 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from api.authentication import principal_of
-from api.errors import ForbiddenError
+from api.errors import ForbiddenError, ProblemError
 from api.service import Principal, Scope
 
 __all__ = ["GuardedRoute", "allowed", "require"]
@@ -15,11 +16,11 @@ __all__ = ["GuardedRoute", "allowed", "require"]
 E = TypeVar("E", bound=Callable[..., Any])
 
 
-def allowed(*scopes: Scope) -> Callable[[E], E]:
-    """Marks a route as one for tokens of these scopes."""
+def allowed(*scopes: Scope, act: str | None = None) -> Callable[[E], E]:
+    """Marks a route as one for tokens of these scopes; `act`: what it does, if that is to be recorded."""
 
     def marked(endpoint: E) -> E:
-        endpoint.__dict__["scopes"] = scopes
+        endpoint.__dict__.update(scopes=scopes, act=act)
         return endpoint
 
     return marked
@@ -48,6 +49,11 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             place = request.path_params
             require(principal_of(request), *scopes, site=place.get("site"), run=place.get("run"))
-            return await handle(request)
+            try:
+                return await handle(request)
+            except HTTPException as error:  # FastAPI's "There was an error parsing the body"
+                if isinstance(error.__cause__, ProblemError):
+                    raise error.__cause__ from None
+                raise
 
         return guarded

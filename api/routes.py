@@ -79,7 +79,7 @@ async def get_version() -> schemas.Version:
 
 
 @v1.put("/sites/{site}")
-@allowed("join", "admin")
+@allowed("join", "admin", act="site.register")
 async def register_site(site: Name, registration: schemas.SiteRegistration, service: Coordinator) -> schemas.Registered:
     return await service.register_site(site, registration)
 
@@ -97,7 +97,7 @@ async def get_site(site: Name, service: Coordinator) -> schemas.Site:
 
 
 @v1.delete("/sites/{site}", status_code=204)
-@allowed("admin")
+@allowed("admin", act="site.remove")
 async def remove_site(site: Name, service: Coordinator) -> None:
     await service.remove_site(site)
 
@@ -120,13 +120,16 @@ async def leave(site: Name, service: Coordinator) -> None:
 
 
 @v1.post("/runs", status_code=201)
-@allowed("admin")
+@allowed("admin", act="run.create")
 async def create_run(
     spec: schemas.RunSpec,
     service: Coordinator,
+    response: Response,
     idempotency_key: Annotated[str | None, Header(max_length=128)] = None,
 ) -> schemas.Run:
-    return await service.create_run(spec, idempotency_key)
+    run = await service.create_run(spec, idempotency_key)
+    response.headers["Location"] = f"runs/{run.id}"
+    return run
 
 
 @v1.get("/runs")
@@ -142,43 +145,43 @@ async def get_run(run: RunId, service: Coordinator) -> schemas.Run:
 
 
 @v1.delete("/runs/{run}", status_code=204)
-@allowed("admin")
+@allowed("admin", act="run.delete")
 async def delete_run(run: RunId, service: Coordinator) -> None:
     await service.delete_run(run)
 
 
 @v1.post("/runs/{run}/start", status_code=202)
-@allowed("admin")
+@allowed("admin", act="run.start")
 async def start_run(run: RunId, service: Coordinator) -> schemas.Run:
     return await service.start_run(run)
 
 
 @v1.post("/runs/{run}/stop", status_code=202)
-@allowed("admin")
+@allowed("admin", act="run.stop")
 async def stop_run(run: RunId, service: Coordinator) -> schemas.Run:
     return await service.stop_run(run)
 
 
 @v1.post("/runs/{run}/pause", status_code=202)
-@allowed("admin")
+@allowed("admin", act="run.pause")
 async def pause_run(run: RunId, service: Coordinator) -> schemas.Run:
     return await service.pause_run(run)
 
 
 @v1.post("/runs/{run}/resume", status_code=202)
-@allowed("admin")
+@allowed("admin", act="run.resume")
 async def resume_run(run: RunId, service: Coordinator) -> schemas.Run:
     return await service.resume_run(run)
 
 
 @v1.put("/runs/{run}/sites/{site}", status_code=202)
-@allowed("admin")
+@allowed("admin", act="run.add-site")
 async def add_site(run: RunId, site: Name, service: Coordinator) -> schemas.Run:
     return await service.add_site(run, site)
 
 
 @v1.delete("/runs/{run}/sites/{site}", status_code=202)
-@allowed("admin")
+@allowed("admin", act="run.remove-site")
 async def exclude_site(run: RunId, site: Name, service: Coordinator) -> schemas.Run:
     return await service.exclude_site(run, site)
 

@@ -8,6 +8,7 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import structlog
 import uvicorn
@@ -20,11 +21,15 @@ from starlette.responses import Response
 from api.app import create_app
 from api.errors import IsthmusError, faults_of
 from api.middleware import problem_response
+from api.rates import Rates
 from coordinator.blobs import BlobDirectory
+from coordinator.connections import BoundedConnection
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.service import CoordinatorService
 from coordinator.settings import Settings
-from coordinator.store import Store, hashed, unavailable
+from coordinator.store import Store, unavailable
+from coordinator.tls import check_certificate, is_loopback
+from coordinator.tokens import hashed
 
 log = structlog.get_logger()
 
@@ -47,6 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(settings: Settings) -> None:
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        check_certificate(settings.tls_cert, settings.tls_key)
+    elif not is_loopback(settings.host):
+        log.warning(
+            "without --tls-cert tokens cross the network in the clear, unless a proxy does TLS", host=settings.host
+        )
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     listener = _listen(settings.host, settings.port)
     with contextlib.ExitStack() as stack:
@@ -57,7 +68,7 @@ def _run(settings: Settings) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+    listener = socket.socket(family, proto=socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -79,14 +90,23 @@ async def _serve(settings: Settings, embedded: EmbeddedRedis | None, listener: s
     for warning in await store.warnings():
         log.warning(warning)
     await service.tick()
-    app = create_app(service)
+    app = create_app(service, Rates(settings.rate_limit, settings.failure_limit))
     app.add_exception_handler(RedisError, _unavailable)
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=3, timeout_keep_alive=30, lifespan="off"
+        app,
+        http=BoundedConnection,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=3,
+        timeout_keep_alive=30,
+        lifespan="off",
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
     server = _Server(config, service)
     host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = f"{'https' if settings.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
     _write(settings.data_dir / "url", url)
     log.info("coordinator listens", url=url, data_dir=str(settings.data_dir.absolute()))
     background = [asyncio.create_task(service.keep_ticking())]
@@ -152,7 +172,11 @@ def _without_password(url: str) -> str:
 
 async def _grant_tokens(store: Store, settings: Settings) -> None:
     """Tokens come from the settings, or are made at first start and kept in files that only their owner can read."""
-    given = {"admin": settings.admin_token, "join": settings.join_token, "observer": settings.observer_token}
+    given: dict[Literal["admin", "join", "observer"], str | None] = {
+        "admin": settings.admin_token,
+        "join": settings.join_token,
+        "observer": settings.observer_token,
+    }
     for scope, token in given.items():
         if token is None:
             path = settings.data_dir / f"{scope}-token"
@@ -160,7 +184,7 @@ async def _grant_tokens(store: Store, settings: Settings) -> None:
                 _write(path, secrets.token_urlsafe(32), mode=0o600)
             token = path.read_text().strip()
             log.info("token", scope=scope, file=str(path.absolute()))
-        await store.install(scope, hashed(token))
+        await store.tokens.install(scope, hashed(token), await store.now())
 
 
 def _write(path: Path, text: str, mode: int = 0o644) -> None:

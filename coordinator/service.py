@@ -15,6 +15,7 @@ from api.errors import ConflictError, GoneError, InvalidError, NotFoundError, Pr
 from api.payload import digest_json
 from api.schemas import RunStatus
 from api.service import Answer, Principal
+from coordinator.access import Access
 from coordinator.blobs import BlobDirectory
 from coordinator.contributions import Contributions
 from coordinator.engine import Engine
@@ -42,7 +43,8 @@ from coordinator.records import RunState, Start
 from coordinator.settings import Settings
 from coordinator.sites import Sites
 from coordinator.state import due_at, transition
-from coordinator.store import Store, hashed, unavailable
+from coordinator.store import Store, unavailable
+from coordinator.tokens import hashed
 from coordinator.views import run_view
 
 __all__ = ["CoordinatorService"]
@@ -54,6 +56,7 @@ class CoordinatorService:
     """Implements `api.service.Service`."""
 
     def __init__(self, store: Store, blobs: BlobDirectory, settings: Settings) -> None:
+        self.access = Access(store)
         self._store = store
         self._blobs = blobs
         self._settings = settings
@@ -110,7 +113,7 @@ class CoordinatorService:
 
     async def authenticate(self, token: str) -> Principal | None:
         try:
-            found = await self._store.principal(hashed(token))
+            found = await self._store.tokens.principal(hashed(token))
         except RedisError as error:
             raise unavailable(error) from None
         return None if found is None else Principal(**found)
@@ -195,7 +198,7 @@ class CoordinatorService:
         event = SeatTaken(site, seat.attempt, secret_hash)
         transition((await self._store.load(run)).state, event, await self._store.now())
         principal = {"scope": "ranks", "run": run, "site": site, "attempt": seat.attempt}
-        await self._store.claim(secret_hash, principal, for_good=False)
+        await self._store.tokens.claim(secret_hash, principal, for_good=False)
         await self._engine.apply(run, event)
 
     async def join(self, run: str, site: str, request: schemas.JoinRequest) -> schemas.JoinReply:

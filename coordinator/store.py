@@ -4,7 +4,6 @@ One Lua call commits a transition: the new state under its version and everythin
 decides anything. Any Redis-compatible server from 6.2 on will do.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,20 +16,21 @@ from pydantic import ValidationError
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from api import schemas
-from api.errors import ConflictError, NotFoundError, ProblemError, StorageFullError, UnavailableError
-from api.payload import canonical_json
+from api.errors import NotFoundError, ProblemError, StorageFullError, UnavailableError
 from api.schemas import RunStatus
 from coordinator.arrivals import Arrival, Arrivals
+from coordinator.audit import AuditLog
 from coordinator.log_store import LogStore, appended, ended, log_keys, payload_key
 from coordinator.records import Record, RunState
+from coordinator.tokens import Tokens, hashed, token_key
 from coordinator.transitions import Transition
 
-__all__ = ["SiteRecord", "Store", "Versioned", "hashed", "unavailable"]
+__all__ = ["SiteRecord", "Store", "Versioned", "unavailable"]
 
 log = structlog.get_logger()
 
 _ORPHAN_S = 3600
-"""Seconds after which a payload or a token that no committed state refers to is dropped."""
+"""Seconds after which a payload that no committed state refers to is dropped."""
 _ENDED_S = 3600
 """Seconds for which ranks may still ask how their run has ended."""
 
@@ -107,11 +107,6 @@ class SiteRecord(Record):
     left: bool = False
 
 
-def hashed(secret: str) -> str:
-    """What is stored of a token: SHA-256 suffices, since tokens are long and random."""
-    return hashlib.sha256(secret.encode()).hexdigest()
-
-
 def unavailable(error: Exception) -> ProblemError:
     """What is answered while Redis is away, or full; our log has the cause."""
     if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
@@ -133,6 +128,8 @@ class Store:
         )
         self._redis: Any = redis.asyncio.Redis(connection_pool=pool)
         self.arrivals = Arrivals(self._redis)
+        self.tokens = Tokens(self._redis)
+        self.audit = AuditLog(self._redis)
         self._commit = self._redis.register_script(_COMMIT)
         self._delete = self._redis.register_script(_DELETE)
         self._keep = self._redis.register_script(_KEEP)
@@ -271,7 +268,7 @@ class Store:
         lines = await self._redis.lrange(f"outer-rounds:{run}", 0, -1)
         return [schemas.OuterRound.model_validate_json(line) for line in lines]
 
-    # --- sites, leases, tokens ----------------------------------------------------------------------------------------
+    # --- sites, leases ------------------------------------------------------------------------------------------------
 
     async def save_site(self, site: SiteRecord) -> None:
         await self._redis.hset("sites", site.name, site.model_dump_json())
@@ -284,11 +281,12 @@ class Store:
         lines = await self._redis.hgetall("sites")
         return sorted((SiteRecord.model_validate_json(line) for line in lines.values()), key=lambda site: site.name)
 
-    async def remove_site(self, site: SiteRecord) -> None:
+    async def remove_site(self, site: SiteRecord, seats: Sequence[str]) -> None:
+        """With its token and those of its ranks, which are the `seats`."""
         pipe = self._redis.pipeline(transaction=True)
         pipe.hdel("sites", site.name)
         pipe.zrem("leases", site.name)
-        pipe.delete(f"token:{site.secret_hash}")
+        pipe.delete(*map(token_key, [site.secret_hash, *seats]))
         await pipe.execute()
 
     async def renew_lease(self, site: str, until: datetime, *, if_there: bool = False) -> None:
@@ -301,28 +299,6 @@ class Store:
 
     async def end_lease(self, site: str) -> None:
         await self._redis.zrem("leases", site)
-
-    async def claim(self, secret_hash: str, principal: dict[str, Any], *, for_good: bool = True) -> None:
-        """Makes a secret the token of `principal`; if not for good, until a committed state refers to it, or an hour.
-
-        Raises:
-            ConflictError: it is a token of somebody else.
-        """
-        name, line = f"token:{secret_hash}", canonical_json(principal)
-        await self._redis.set(name, line, nx=True, ex=None if for_good else _ORPHAN_S)
-        if await self._redis.get(name) != line.encode():
-            raise ConflictError("secret_taken", "this secret is in use as another token: make a new one at random")
-
-    async def install(self, scope: str, secret_hash: str) -> None:
-        """The one token of a scope that the settings name; the one before it is good no more."""
-        before = await self._redis.set(f"scope:{scope}", secret_hash, get=True)
-        if before is not None and before.decode() != secret_hash:
-            await self._redis.delete(f"token:{before.decode()}")
-        await self._redis.set(f"token:{secret_hash}", canonical_json({"scope": scope}))
-
-    async def principal(self, secret_hash: str) -> dict[str, Any] | None:
-        line = await self._redis.get(f"token:{secret_hash}")
-        return None if line is None else json.loads(line)
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
@@ -380,7 +356,7 @@ def _closed_arrivals(before: RunState, after: RunState) -> list[Arrival]:
 
 
 def _tokens(state: RunState) -> set[str]:
-    return {f"token:{member.seat}" for member in state.members.values() if member.seat is not None}
+    return {token_key(member.seat) for member in state.members.values() if member.seat is not None}
 
 
 def _run(run: str) -> str:

@@ -11,7 +11,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from api.client import CoordinatorClient
-from api.command import Connection, obey
+from api.command import obey
+from api.connection import Connection
 from api.errors import IsthmusError
 from api.schemas import Run
 from site_agent.rebuild import Rebuilt, rebuild

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+import httpx
 import numpy as np
 import structlog
 import torch
@@ -17,6 +18,7 @@ from algorithms.traffic import ddp_bytes
 from api.client import CoordinatorClient
 from api.errors import GoneError, IsthmusError, ProblemError
 from api.schemas import FinalReport, JoinReply, JoinRequest, RunSpec, StartUpload
+from api.tls import trusted
 from site_agent.catch_up import CatchUp
 from site_agent.counting import CountingTransport
 from site_agent.exchange import WAIT_S, Exchange
@@ -47,7 +49,7 @@ def join() -> Iterator["Site"]:
     """
     session, place = load_session()
     ranks = LocalRanks(place)
-    transport = CountingTransport()
+    transport = CountingTransport(httpx.HTTPTransport(verify=trusted(session.ca_file)))
     client = _client(session, transport) if ranks.rank == 0 else None
     try:
         yield Site(session, ranks, client, transport)

@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     coordinator: str = Field(default="http://127.0.0.1:8420", description="URL of the coordinator")
     join_token: str | None = Field(default=None, description="what the coordinator's operator gave you")
     join_token_file: Path | None = Field(default=None, description="a file that holds the join token")
+    ca_file: Path | None = Field(
+        default=None, description="PEM file of a private authority that signed its certificate"
+    )
     site_dir: Path | None = Field(default=None, description="the site's secret and logs; default: isthmus-site-NAME")
     ranks: int = Field(default=1, ge=1, le=4096, description="training processes per run, one per GPU")
     task: list[str] = Field(
@@ -72,6 +75,7 @@ class Session(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     coordinator: str
+    ca_file: Path | None = None
     secret: str
     run: str
     attempt: int
