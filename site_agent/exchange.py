@@ -1,7 +1,9 @@
 """One inner step: gather inside the site, one round trip to the coordinator, share inside the site."""
 
+import hashlib
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import structlog
 
@@ -14,6 +16,7 @@ from api.errors import GoneError, InvalidError
 from api.payload import encode_message
 from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader
 from api.service import Answer
+from site_agent.journal import Journal
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica
 from site_agent.settings import Session
@@ -50,6 +53,7 @@ class Exchange:
         self._session = session
         self._ranks = ranks
         self._client = client
+        self._journal = Journal(session.folder)
 
     def attach(self, replica: Replica) -> None:
         self._replica = replica
@@ -125,8 +129,9 @@ class Exchange:
         if body is None:
             abstention = Abstention(position=self._replica.position, reason="a gradient is not finite")
             return self._client.abstain(*place, self._session.site, abstention, WAIT_S)
+        send = partial(self._client.contribute, *place, self._session.site, 0, body, WAIT_S)
         try:
-            return self._client.contribute(*place, self._session.site, 0, body, WAIT_S)
+            return self._journal.noted(place[2], hashlib.sha256(body).hexdigest(), send)
         except InvalidError as error:
             log.error("the coordinator refuses this contribution, the round goes on without it", error=str(error))
             return Answer(None)
