@@ -10,6 +10,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from api import routes
+from api.authentication import Authentication
 from api.digest_middleware import ContentDigests
 from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, NotFoundError, ProblemError, faults_of
 from api.middleware import BodyLimits, SecurityHeaders, problem_response
@@ -70,6 +71,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, _plain_http)
     app.add_exception_handler(Exception, _internal)
     app.add_middleware(BodyLimits, limit=_limit)
+    app.add_middleware(Authentication, service=service)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(ContentDigests)
     app.include_router(routes.public)

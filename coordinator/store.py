@@ -6,7 +6,7 @@ decides anything. Any Redis-compatible server from 6.2 on will do.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,13 +17,13 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from api import schemas
-from api.errors import ConflictError, NotFoundError
+from api.errors import ConflictError, NotFoundError, UnavailableError
 from api.payload import canonical_json
 from api.schemas import RunStatus
 from coordinator.records import Record, RunState
 from coordinator.transitions import Transition
 
-__all__ = ["SiteRecord", "Store", "Versioned"]
+__all__ = ["SiteRecord", "Store", "Versioned", "hashed", "unavailable"]
 
 log = structlog.get_logger()
 
@@ -97,6 +97,12 @@ class SiteRecord(Record):
 def hashed(secret: str) -> str:
     """What is stored of a token: SHA-256 suffices, since tokens are long and random."""
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def unavailable(error: Exception) -> UnavailableError:
+    """What is answered while Redis is away; our log has the cause."""
+    log.warning("redis cannot be reached", error=str(error))
+    return UnavailableError("redis_unavailable", "Redis cannot be reached right now; try again")
 
 
 class Store:
@@ -177,8 +183,10 @@ class Store:
                 log.error("run cannot be read and is left alone", run=run.decode(), error=str(error))
         return states
 
-    async def commit(self, before: Versioned, after: Transition, messages: dict[int, str] | None = None) -> bool:
-        """Replaces the state, unless somebody else did; `messages`: blob of an entry's message, by seq."""
+    async def commit(
+        self, before: Versioned, after: Transition, messages: Mapping[int, Sequence[str]] | None = None
+    ) -> bool:
+        """Replaces the state, unless somebody else did; `messages`: digests of an entry's messages, by seq."""
         state = after.state
         operations: list[list[Any]] = []
         for region, header in after.entries:
@@ -186,7 +194,9 @@ class Store:
             if header["kind"] == "step":
                 operations.append(["HSET", _steps(state.id, region), header["step"], header["seq"]])
             if messages and header["seq"] in messages:
-                operations.append(["HSET", _messages(state.id, region), header["seq"], messages[header["seq"]]])
+                digests = messages[header["seq"]]
+                operations.append(["HSET", _messages(state.id, region), header["seq"], json.dumps(digests)])
+                operations += [["PERSIST", _payload(state.id, digest)] for digest in digests]
         payloads, tokens = _contributions(state), _tokens(state)
         operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(before.state) - payloads]
         operations += [["PERSIST", _payload(state.id, digest)] for digest in payloads - _contributions(before.state)]
@@ -211,6 +221,8 @@ class Store:
         keys += _tokens(state)
         for region in state.regions:
             keys += [_log(state.id, region), _steps(state.id, region), _messages(state.id, region)]
+            for digests in await self._redis.hvals(_messages(state.id, region)):
+                keys += [_payload(state.id, digest) for digest in json.loads(digests)]
         return bool(await self._delete(keys=keys, args=[run.version, state.id]))
 
     async def remember(self, key: str, value: str) -> str:
@@ -237,9 +249,10 @@ class Store:
         seq = await self._redis.hget(_steps(run, region), step)
         return None if seq is None else int(seq)
 
-    async def message_blob(self, run: str, region: str, seq: int) -> str | None:
-        blob = await self._redis.hget(_messages(run, region), seq)
-        return None if blob is None else blob.decode()
+    async def messages(self, run: str, region: str, seq: int) -> list[str]:
+        """Digests of an entry's messages, one per part; none if it has no arrays."""
+        digests = await self._redis.hget(_messages(run, region), seq)
+        return [] if digests is None else json.loads(digests)
 
     async def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
         lines = await self._redis.lrange(f"outer-rounds:{run}", 0, -1)
