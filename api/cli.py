@@ -106,6 +106,11 @@ def bench(context: typer.Context) -> None:
     _become("site_agent.bench", context.args)
 
 
+@app.command(context_settings=_PASS_ON, help="Break what can break under a run; `isthmus chaos --help` says more.")
+def chaos(context: typer.Context) -> None:
+    _become("site_agent.chaos", context.args)
+
+
 def _become(module: str, arguments: list[str]) -> NoReturn:
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
