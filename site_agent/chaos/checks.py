@@ -78,9 +78,9 @@ def differing(applied: Iterable[Applied]) -> list[str]:
     held: dict[tuple[str, int], dict[str, str]] = {}
     for process in applied:
         for step, digest in process.steps:
-            held.setdefault((process.region, step), {})[digest] = process.site
+            held.setdefault((process.region, step), {}).setdefault(digest, process.site)
     return [
-        f"region {region}, step {step}: parameters differ between {', '.join(sorted(digests.values()))}"
+        f"region {region}, step {step}: parameters differ between {', '.join(digests.values())}"
         for (region, step), digests in sorted(held.items())
         if len(digests) > 1
     ]
