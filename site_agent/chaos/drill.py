@@ -72,7 +72,9 @@ class _Drill:
             self._outcome.faults = struck + len(self._stage.links.struck)
         self._go.touch()
         self._tell("no more faults")
-        self._judge(self._until(lambda run: run.status.terminal, "the end of the run"))
+        run = self._until(lambda run: run.status.terminal, "the end of the run")
+        self._tell(f"run {run.status}; checking")
+        self._judge(run)
 
     def _spec(self) -> RunSpec:
         plan = self._plan

@@ -1,6 +1,7 @@
 """The sites' ways to the coordinator: an HTTP proxy each, which breaks what passes when it is told to."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Collection, Coroutine
 from contextlib import suppress
@@ -42,10 +43,9 @@ class Link:
 
     async def close(self) -> None:
         self._server.close()
+        self._cut_until = math.inf
         self._break_all()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks)
 
     async def arm(self, fault: Fault) -> None:
         """Cuts and slows at once; everything else happens to the next request or answer that it can happen to."""
@@ -64,6 +64,9 @@ class Link:
         """What has waited for a request of a step takes any."""
         self._armed = [replace(fault, in_round=False) for fault in self._armed]
 
+    def _is_cut(self) -> bool:
+        return asyncio.get_running_loop().time() < self._cut_until
+
     def _break_all(self) -> None:
         for writer in self._open:
             writer.transport.abort()
@@ -76,7 +79,7 @@ class Link:
         self._tasks.add(task)
         self._open.add(writer)
         try:
-            goes_on = asyncio.get_running_loop().time() >= self._cut_until
+            goes_on = not self._is_cut()
             while goes_on and (request := await Message.read(reader)) is not None:
                 data, goes_on = await self._pass_on(request)
                 writer.write(data)
@@ -134,6 +137,8 @@ class Link:
     async def _ask(self, request: Message) -> Message:
         if asyncio.get_running_loop().time() < self._slow_until:
             await asyncio.sleep(self._delay_s)
+        if self._is_cut():
+            raise ConnectionResetError("the link is cut")
         reader, writer = await asyncio.open_connection("127.0.0.1", self._upstream)
         self._open.add(writer)
         try:
