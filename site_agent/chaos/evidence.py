@@ -41,14 +41,11 @@ def applied(site: Path, run: Run, name: str, region: str) -> Iterator[Applied]:
 def replay(url: str, token: str, run: str) -> str:
     """Nothing if `isthmus replay` comes to the sites' digests from the log alone; else what it says."""
     command = [sys.executable, "-c", "from api.cli import main; main()", "replay", run, "--json"]
-    ended = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "ISTHMUS_COORDINATOR": url, "ISTHMUS_TOKEN": token},
-        timeout=_REPLAY_S,
-        check=False,
-    )
+    environment = {**os.environ, "ISTHMUS_COORDINATOR": url, "ISTHMUS_TOKEN": token}
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_REPLAY_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"isthmus replay {run} takes longer than {_REPLAY_S:g} s"
     if ended.returncode == 0 and json.loads(ended.stdout)["equal"] is True:
         return ""
     return f"isthmus replay {run}, exit status {ended.returncode}: {(ended.stdout + ended.stderr).strip()[-2000:]}"
