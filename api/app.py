@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from api import access_routes, routes
 from api.audit import Audit
@@ -64,6 +65,11 @@ async def _internal(request: Request, _: Exception) -> Response:
     return problem_response(ProblemError("internal_error", f"{where} failed; the coordinator's log says why"))
 
 
+async def _nobody(_: Request, __: Exception) -> Response:
+    """Whoever has sent half a body is gone: no fault of ours, and nobody gets this answer."""
+    return Response(status_code=400)
+
+
 def create_app(service: Service, rates: Rates) -> FastAPI:
     """The application around a service; it keeps no state of its own."""
     app = FastAPI(title="Isthmus coordinator", version=str(PROTOCOL_VERSION), docs_url=None, redoc_url=None)
@@ -71,6 +77,7 @@ def create_app(service: Service, rates: Rates) -> FastAPI:
     app.add_exception_handler(ProblemError, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _plain_http)
+    app.add_exception_handler(ClientDisconnect, _nobody)
     app.add_exception_handler(Exception, _internal)
     app.add_middleware(BodyLimits, limit=_limit)
     app.add_middleware(Audit, service=service)

@@ -72,6 +72,11 @@ def replay(context: typer.Context) -> None:
     _become("site_agent.replay", context.args)
 
 
+@app.command(context_settings=_PASS_ON, help="Break what can break under a run; `isthmus chaos --help` says more.")
+def chaos(context: typer.Context) -> None:
+    _become("site_agent.chaos", context.args)
+
+
 def _become(module: str, arguments: list[str]) -> NoReturn:
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import structlog
 
@@ -15,6 +16,7 @@ from api.errors import ConflictError, GoneError, InvalidError
 from api.payload import contribution_digest, encode_message
 from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader
 from api.service import Answer
+from site_agent.journal import Journal
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica
 from site_agent.settings import Session
@@ -52,6 +54,7 @@ class Exchange:
         self._session = session
         self._ranks = ranks
         self._client = client
+        self._journal = Journal(session.folder)
 
     def attach(self, replica: Replica) -> None:
         self._replica = replica
@@ -129,7 +132,9 @@ class Exchange:
 
     def _sent(self, bodies: Sequence[bytes], place: tuple[str, str, int]) -> Answer:
         try:
-            return self._contribute(bodies, place) if bodies else self._abstain(place)
+            if not bodies:
+                return self._abstain(place)
+            return self._journal.noted(place[2], _digest(bodies), partial(self._contribute, bodies, place))
         except InvalidError as error:
             log.error("the coordinator refuses this contribution, the round goes on without it", error=str(error))
         except ConflictError as error:

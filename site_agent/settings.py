@@ -81,6 +81,7 @@ class Session(BaseModel):
     attempt: int
     site: str
     region: str
+    folder: Path = Field(default=Path(), exclude=True, description="of this file: what the ranks write goes there, too")
 
 
 class _RankSettings(BaseSettings):
@@ -111,4 +112,5 @@ def load_session() -> tuple[Session, RankPlace]:
             "join() works in a process that a site's agent has started: allow this script as a task "
             "(`isthmus agent --task NAME=COMMAND`) and start a run of it, or try `isthmus simulate`"
         )
-    return Session.model_validate_json(path.read_text()), RankPlace()  # type: ignore[call-arg]  # from the environment
+    session = Session.model_validate_json(path.read_text()).model_copy(update={"folder": path.parent})
+    return session, RankPlace()  # type: ignore[call-arg]  # from the environment

@@ -1,8 +1,11 @@
 """Bodies that were changed on their way, over real HTTP to a real coordinator: refused, and nothing is done."""
 
 import hashlib
+import socket
+from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
 from api.content_digest import FIELD, agrees, content_digest
 from api.payload import MEDIA_TYPE
@@ -54,3 +57,25 @@ def test_json(patient):
     problem(send(site, "PUT", path, body, body.replace(b"}", b"]"), "application/json"), 422, "digest_mismatch")
     assert run.view.step == 0
     assert send(site, "PUT", path, body, body, "application/json").status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["contribution", "blob", "json"])
+def test_half_a_body_changes_nothing_and_is_no_fault_of_the_coordinator(new_coordinator, kind):
+    live = new_coordinator("--lease-s", "36000")
+    run = RunByHand(live, ("west",))
+    site, address = run.sites[0], urlsplit(live.url)
+    body = site.message(1)
+    path, media = {
+        "contribution": (site.path(1), MEDIA_TYPE),
+        "blob": (f"/v1/blobs/{hashlib.sha256(body).hexdigest()}", "application/octet-stream"),
+        "json": (f"/v1/runs/{run.id}/regions/west/steps/1/abstentions/{site.name}", "application/json"),
+    }[kind]
+    head = [f"PUT {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {site.seat}", f"Content-Type: {media}"]
+    text = "\r\n".join([*head, f"Content-Length: {len(body)}", f"{FIELD}: {content_digest(body)}", "", ""])
+    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+        connection.sendall(text.encode() + body[: len(body) // 2])
+    live.service.interrupt()  # which lets it finish what it has begun
+    live.service.join()
+    log = (live.directory / "coordinator.log").read_text()
+    assert "Traceback" not in log, log
+    assert "listens" in log
