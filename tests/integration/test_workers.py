@@ -85,8 +85,9 @@ def train(run, lives, during=lambda step: None):
             assert len(set(messages)) == len(set(REGIONS))
             if step % OUTER.every == 0:
                 copies = [anchor + np.float32(0.5 if site.region == "west" else -0.25) for site in run.sites]
-                list(pool.map(announce, run.sites, [step // OUTER.every] * len(copies), copies))
-    wait_until(lambda: run.view.outer_rounds == STEPS // OUTER.every, "the last outer round")
+                number = step // OUTER.every
+                list(pool.map(announce, run.sites, [number] * len(copies), copies))
+                wait_until(lambda number=number: run.view.outer_rounds == number, f"outer round {number}")
 
 
 def announce(site, number, copy):
