@@ -113,9 +113,10 @@ def figures(live, server):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_failed_rounds_and_returns_leave_nothing_behind(new_coordinator, tmp_path):
     with EmbeddedRedis(tmp_path / "redis") as server:
-        live = new_coordinator(*PATIENT, "--tick-s", "0.02", "--redis-url", server.url)
+        live = new_coordinator(*PATIENT, "--tick-s", "0.2", "--redis-url", server.url)
         truant = Truant(live)
         figures(live, server)  # Redis makes room for statistics of a command when it is first used
         truant.go_on(WARM_UP)
