@@ -195,6 +195,12 @@ async def outer_rounds(run: RunId, service: Coordinator) -> schemas.OuterRoundPa
     return schemas.OuterRoundPage(items=await service.outer_rounds(run))
 
 
+@v1.get("/runs/{run}/layout")
+@allowed("admin", "observer", "ranks")
+async def layout(run: RunId, service: Coordinator) -> schemas.RunLayout:
+    return await service.layout(run)
+
+
 @v1.get("/runs/{run}/model")
 @allowed("admin", "observer")
 async def model(run: RunId, service: Coordinator) -> schemas.Model:

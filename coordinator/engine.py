@@ -11,20 +11,17 @@ from functools import partial
 
 import structlog
 
-from algorithms.codec import digest_arrays
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError
-from api.payload import encode_message
+from coordinator.aggregation import LostContributionError, aggregate_round
 from coordinator.blobs import BlobDirectory
-from coordinator.entries import step_header
-from coordinator.events import Aggregated, Averaged, Event, WorkFailed
+from coordinator.events import Averaged, Event, WorkFailed
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.news import concern_agents
 from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
 from coordinator.records import RunState
-from coordinator.rounds import aggregate_round
 from coordinator.state import AggregateRound, AverageFragment, Job, pending, transition
 from coordinator.store import Store
 from coordinator.waiting import reason_of
@@ -149,20 +146,12 @@ class Engine:
             )
 
     async def _aggregate(self, state: RunState, job: AggregateRound, layout: ParameterLayout) -> None:
-        region = state.regions[job.region]
-        assert region.round is not None
-        bodies = {}
-        for site, sent in region.round.contributions.items():
-            body = await self._store.payload(state.id, sent.digest)
-            if body is None:
-                await self._missing(state.id, job, site)
-                return
-            bodies[site] = body
-        arrays, norms = await asyncio.to_thread(aggregate_round, bodies, layout, state.spec.optimizer)
-        parts = (digest_arrays(arrays),)
-        header = step_header(state, region, parts, norms)
-        digests = [await self._logs.keep(state.id, encode_message("entry", header, arrays))]
-        await self.apply(state.id, Aggregated(job.region, job.step, parts, norms), {header["seq"]: digests})
+        try:
+            event, messages = await aggregate_round(state, job.region, layout, self._store, self._logs)
+        except LostContributionError as error:
+            await self._missing(state.id, job, error.site)
+        else:
+            await self.apply(state.id, event, messages)
 
     async def _missing(self, run: str, job: AggregateRound, site: str) -> None:
         """Another process has closed the round meanwhile; or else Redis has lost what it had accepted."""

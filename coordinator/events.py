@@ -106,6 +106,19 @@ class CaughtUp:
 
 
 @dataclass(frozen=True)
+class PartSent:
+    """One part of a contribution, of which only the whole is an event."""
+
+    site: str
+    attempt: int
+    region: str
+    step: int
+    position: Position
+    part: int
+    digest: str
+
+
+@dataclass(frozen=True)
 class Contributed:
     site: str
     attempt: int
@@ -135,6 +148,15 @@ class Refused:
     step: int
     position: Position
     reason: str
+
+
+@dataclass(frozen=True)
+class AnsweredLate:
+    """The site has answered a round that was closed without it."""
+
+    site: str
+    attempt: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -222,6 +244,7 @@ Event = (
     | StartUploaded
     | CaughtUp
     | Answer
+    | AnsweredLate
     | Announced
     | FinalReported
     | Aggregated

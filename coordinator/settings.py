@@ -30,4 +30,16 @@ class Settings(BaseSettings):
     observer_token: str | None = Field(default=None, min_length=16, description="may read everything, change nothing")
     lease_s: float = Field(default=15.0, gt=0, description="a site is lost after this long without a heartbeat")
     heartbeat_s: float = Field(default=5.0, gt=0, description="how often agents are asked to send one")
+    log_recent: int = Field(
+        default=200, ge=1, description="newest entries of a log that Redis keeps at least; older ones go to blobs"
+    )
+    log_recent_mb: float = Field(default=64, gt=0, description="megabytes of entries that Redis keeps per log at most")
+    log_keep: int | None = Field(
+        default=None,
+        ge=1,
+        description="newest entries of a log that are kept, and all since the last outer step; default: every entry",
+    )
     tick_s: float = Field(default=1.0, gt=0, description="how often leases and unfinished work are looked at")
+    redis_budget_mb: int = Field(
+        default=2048, ge=1, description="while Redis holds more MiB than this, sites wait with their contributions"
+    )

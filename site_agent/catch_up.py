@@ -1,5 +1,6 @@
 """Brings a site to the head of its region's log: entry by entry, from entry 0 or from the last outer round on."""
 
+import json
 from typing import Any
 
 from algorithms import DeMo
@@ -43,7 +44,8 @@ class CatchUp:
         if resume is None:
             self._replica.apply_start(start)
         else:
-            self._replica.resume(start, resume)
+            self._replica.load_buffers(start)
+            self._replica.resume(resume)
         goes_on = self.to_head()
         self._optimizer.reset_momentum()
         return goes_on
@@ -51,12 +53,17 @@ class CatchUp:
     def to_head(self, wait: float = 0.0) -> bool:
         """Applies all entries there are, and waits for more until the coordinator counts on this site.
 
+        Where the next one was trimmed it takes the parameters at a later place, and goes on from there.
+
         From then on the open round waits for it, so that the head stays in reach. False if the run has ended. The
         momentum stays: what was not sent is still in it. `wait`: for the first of the entries.
         """
         active = False
         while True:
             page = self._page(wait)
+            if isinstance(page, Resume):
+                self._replica.resume(page)
+                continue
             for header in page.items:
                 self._apply(header)
             if page.ended and not page.items:
@@ -66,11 +73,20 @@ class CatchUp:
             active = active or self._is_active()
             wait = 0.0 if active or page.items else WAIT_S
 
-    def _page(self, wait: float) -> LogPage:
-        page = None
-        if self._client is not None:
-            page = self._client.log(self._session.run, self._session.region, self._replica.next_seq, wait=wait)
-        return LogPage.model_validate_json(self._ranks.share(page.model_dump_json().encode() if page else None))
+    def _page(self, wait: float) -> LogPage | Resume:
+        """The next entries, or where the log begins now."""
+        answer = None if self._client is None else self._asked(self._client, wait).encode()
+        kind, _, text = self._ranks.share(answer).decode().partition(" ")
+        return LogPage.model_validate_json(text) if kind == "page" else Resume.model_validate_json(text)
+
+    def _asked(self, client: CoordinatorClient, wait: float) -> str:
+        try:
+            page = client.log(self._session.run, self._session.region, self._replica.next_seq, wait=wait)
+        except GoneError as error:
+            if error.code != "log_trimmed":
+                raise
+            return "resume " + json.dumps(error.context["resume"])
+        return "page " + page.model_dump_json()
 
     def _apply(self, header: Header) -> None:
         if header["kind"] == "anchor":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -14,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from algorithms import DeMo
 from algorithms.traffic import ddp_bytes
 from api.client import CoordinatorClient
-from api.errors import IsthmusError, ProblemError
+from api.errors import GoneError, IsthmusError, ProblemError
 from api.schemas import FinalReport, JoinReply, JoinRequest, RunSpec, StartUpload
 from site_agent.catch_up import CatchUp
 from site_agent.counting import CountingTransport
@@ -28,6 +29,10 @@ from site_agent.settings import Session, load_session
 __all__ = ["Site", "join"]
 
 B = TypeVar("B")
+
+log = structlog.get_logger()
+
+_ENDED = b""
 
 _PATIENCE_S = 86_400.0
 """A run outlives an outage of its coordinator; if it ends meanwhile, the agent stops its ranks."""
@@ -107,7 +112,8 @@ class Site:
         )
         self._optimizer = optimizer
         fragments = optimizer.layout.fragments(self.spec.outer.fragments) if self.spec.outer else ()
-        self._replica = Replica(optimizer, model, fragments, self.name, self._fetch)
+        fetches = self._fetch, self._fetch_part
+        self._replica = Replica(optimizer, model, fragments, self.name, *fetches, self.spec.part_bytes)
         self._exchange.attach(self._replica)
         self._outer = OuterRounds(self.spec, self._session, self._local, self._client, self._replica)
         self._metrics.describe(ddp_bytes_per_step=float(ddp_bytes(optimizer.layout)))
@@ -119,15 +125,32 @@ class Site:
     def _fetch(self, digest: str) -> bytes:
         return self._local.share(self._client.get_blob(digest) if self._client else None)
 
+    def _fetch_part(self, seq: int, part: int) -> bytes:
+        place = (self._session.run, self._session.region, seq, part)
+        return self._local.share(self._client.entry(*place) if self._client else None)
+
     def _begin(self, model: nn.Module, optimizer: DeMo) -> None:
-        """Returns at the head of the log: at entry 0 once every site has joined, or later in a run that goes on."""
-        reply = JoinReply.model_validate_json(self._local.share(self._join(model, optimizer) if self._client else None))
+        """Returns at the head of the log: at entry 0 once every site has joined, or later in a run that goes on.
+
+        Ends the process, with status 0, if the run has ended meanwhile: nothing is left to do for it.
+        """
+        joined = self._local.share(self._join(model, optimizer) if self._client else None)
+        if joined == _ENDED:
+            raise SystemExit
+        reply = JoinReply.model_validate_json(joined)
         self._evaluates = reply.evaluate
         start = self._client.log(self._session.run, self._session.region, 0, 1).items[0] if self._client else None
         header = json.loads(self._local.share(json.dumps(start).encode() if start else None))
         self._go_on(self._catch_up.enter(header, reply.resume))
 
     def _join(self, model: nn.Module, optimizer: DeMo) -> bytes:
+        """The answer to `_enter`, or `_ENDED` if the run has ended."""
+        try:
+            return self._enter(model, optimizer)
+        except GoneError as error:
+            return _quietly(error)
+
+    def _enter(self, model: nn.Module, optimizer: DeMo) -> bytes:
         """Presents the layout until there is an entry 0, and uploads that if this site is to (rule A3)."""
         assert self._client is not None
         run, site = self._session.run, self._session.site
@@ -140,7 +163,7 @@ class Site:
             if page.items:
                 return reply.model_dump_json().encode()
             if page.ended:
-                raise IsthmusError("the run ended before all of its sites had joined")
+                raise GoneError("run_ended", "the run ended before all of its sites had joined")
 
     def _upload_start(self, model: nn.Module, optimizer: DeMo) -> None:
         assert self._client is not None
@@ -229,10 +252,21 @@ class Site:
             return
         assert self._replica.position is not None
         report = FinalReport(seq=self._replica.position.seq, digest=optimizer.parameters_digest())
-        if self._client.report_final(self._session.run, self._session.site, report).upload:
-            tensors = range(len(optimizer.layout.tensors))
-            self._client.put_blob(optimizer.read_parameters(tensors).astype("<f4", copy=False).tobytes())
-            self._client.report_final(self._session.run, self._session.site, report)
+        try:
+            if self._client.report_final(self._session.run, self._session.site, report).upload:
+                tensors = range(len(optimizer.layout.tensors))
+                self._client.put_blob(optimizer.read_parameters(tensors).astype("<f4", copy=False).tobytes())
+                self._client.report_final(self._session.run, self._session.site, report)
+        except GoneError as error:
+            _quietly(error)
+
+
+def _quietly(error: GoneError) -> bytes:
+    """Says why the run has ended, which is no failure of this site; any other reason is."""
+    if error.code != "run_ended":
+        raise error
+    log.info("the run has ended", reason=error.detail)
+    return _ENDED
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
