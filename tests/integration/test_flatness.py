@@ -20,7 +20,7 @@ WARM_UP, ROUNDS, RETURNS = 100, 500, 2
 """Rounds that fail, and returns of a site after each of them."""
 GROWTH = 1.05
 ENDLESS = RoundsSpec(deadline_s=0.1, late_rounds=10**6, restarts=10**6)
-LOG = {"log", "steps", "messages"}
+LOG = {"headers", "steps", "messages", "packed", "segments", "segment-steps", "garbage"}
 
 
 class Truant:
@@ -116,7 +116,7 @@ def figures(live, server):
 @pytest.mark.timeout(900)
 def test_failed_rounds_and_returns_leave_nothing_behind(new_coordinator, tmp_path):
     with EmbeddedRedis(tmp_path / "redis") as server:
-        live = new_coordinator(*PATIENT, "--tick-s", "0.2", "--redis-url", server.url)
+        live = new_coordinator(*PATIENT, "--tick-s", "0.2", "--log-recent", "40", "--redis-url", server.url)
         truant = Truant(live)
         figures(live, server)  # Redis makes room for statistics of a command when it is first used
         truant.go_on(WARM_UP)
