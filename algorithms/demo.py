@@ -47,8 +47,17 @@ class StepEntry:
     """Whether the entry lists this site's contribution."""
 
 
-Exchange = Callable[["DeMo", SparseUpdate | None], StepEntry]
-"""Takes the optimizer and this rank's contribution, None to abstain, and returns the entry of the step."""
+Exchange = Callable[["DeMo", SparseUpdate | None], StepEntry | Callable[[], StepEntry]]
+"""Takes the optimizer and this rank's contribution, None to abstain, and returns the entry of the step; or what waits
+for it, and then the step is still on its way when `step` returns (rule A9)."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What this rank has sent, None if it abstained; and the entry, or what waits for it."""
+
+    sent: SparseUpdate | None
+    entry: StepEntry | Callable[[], StepEntry]
 
 
 class DeMo(torch.optim.Optimizer):
@@ -93,6 +102,7 @@ class DeMo(torch.optim.Optimizer):
         self.float32_is_exact: dict[torch.device, bool] = {}
         """Result of the last known-answer check of each device; float64 is used where it failed."""
         self._exchange = exchange
+        self._on_its_way: _Step | None = None
         self._warned = False
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
@@ -131,19 +141,40 @@ class DeMo(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Contributes, obtains the entry and applies it. Returns what the closure, evaluated first, returned."""
+        """Contributes, obtains the entry and applies it. Returns what the closure, evaluated first, returned.
+
+        If the exchange does not wait for the entry, the next step does, before it looks into its gradients.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.settle()
         sent = self._contribution()
         if sent is None:
             self.skipped_steps += 1
         entry = self._alone(sent) if self._exchange is None else self._exchange(self, sent)
+        self._on_its_way = _Step(sent, entry)
+        if isinstance(entry, StepEntry):
+            self.settle()
+        return loss
+
+    @property
+    def settled(self) -> bool:
+        """Whether the entry of the last step has been applied."""
+        return self._on_its_way is None
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Waits for the entry of the last step, if it is still on its way, and applies it."""
+        if self._on_its_way is None:
+            return
+        sent, entry = self._on_its_way.sent, self._on_its_way.entry
+        entry = entry if isinstance(entry, StepEntry) else entry()
+        self._on_its_way = None
         if self.settings.subtract == "local" and entry.listed and sent is not None and entry.update is not None:
             subtract_sent(self._ownership, self._momentum(), sent, entry.update, self.settings.alpha, self.steps + 1)
         self.apply(entry)
-        return loss
 
     @torch.no_grad()
     def apply(self, entry: StepEntry) -> None:
@@ -246,7 +277,11 @@ class DeMo(torch.optim.Optimizer):
         return parameters_digest(flat.cpu().numpy() for flat in self.masters())
 
     def state_dict(self) -> dict[str, Any]:
-        """State and groups as torch keeps them; under `demo` the counters, and what gives the state its meaning."""
+        """State and groups as torch keeps them; under `demo` the counters, and what gives the state its meaning.
+
+        Waits for an entry that is on its way.
+        """
+        self.settle()
         counters = {"steps": self.steps, "skipped_steps": self.skipped_steps}
         return {**super().state_dict(), "demo": {**self._identity(), **counters}}
 
@@ -266,7 +301,7 @@ class DeMo(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """What a copy takes along: as ever with torch's optimizers, neither hooks nor what a scheduler has attached."""
         mine = ("settings", "owned", "steps", "skipped_steps", "applied_lr", "float32_is_exact", "layout")
-        private = ("_exchange", "_warned", "_parameters", "_ownership")
+        private = ("_exchange", "_on_its_way", "_warned", "_parameters", "_ownership")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in (*mine, *private)}}
 
     def _identity(self) -> dict[str, str]:

@@ -132,6 +132,10 @@ class RoundsSpec(Message):
     late_rounds: int = Field(default=3, ge=1, le=10**6, description="rounds missed in a row that bench a site")
     bench_s: float = Field(default=60.0, gt=0, le=86_400, description="for how long nobody waits for a benched site")
     restarts: int = Field(default=3, ge=0, le=10**6, description="failures of a site's ranks before it is excluded")
+    overlap: bool = Field(
+        default=False,
+        description="a round goes on while the next gradients are computed: each update is applied one step late",
+    )
 
 
 def _plain_json(value: Any, depth: int = 0) -> Any:

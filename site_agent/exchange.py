@@ -1,7 +1,10 @@
 """One inner step: gather inside the site, one round trip to the coordinator, share inside the site."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from threading import Thread
 
 import structlog
 
@@ -12,7 +15,7 @@ from algorithms.updates import SparseUpdate
 from api.client import CoordinatorClient
 from api.errors import GoneError, InvalidError
 from api.payload import encode_message
-from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader
+from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader, RunSpec
 from api.service import Answer
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica
@@ -36,17 +39,19 @@ _INSTEAD = {"run_ended": _ENDED, "closed_without_you": _BEHIND}
 class Exchange:
     """The `exchange` of a site's DeMo, the same at every rank; only rank 0 has a client.
 
-    The step changes nothing, and `ended` is set, once the run has ended at the coordinator; so it does, and `behind` is
-    set, if the round was closed without this site: what it would have sent stays in its momentum.
+    With `rounds.overlap` the round trip goes on while the next gradients are computed (rule A9). The step changes
+    nothing, and `ended` is set, once the run has ended at the coordinator; so it does, and `behind` is set, if the
+    round was closed without this site: what it would have sent stays in its momentum.
     """
 
-    def __init__(self, session: Session, ranks: LocalRanks, client: CoordinatorClient | None) -> None:
+    def __init__(self, spec: RunSpec, session: Session, ranks: LocalRanks, client: CoordinatorClient | None) -> None:
         self.ended = False
         self.behind = False
         self.tokens = 0
         """Of this rank since the last step."""
         self.wait_s = 0.0
         """Spent waiting for the coordinator, so far."""
+        self._spec = spec
         self._session = session
         self._ranks = ranks
         self._client = client
@@ -54,17 +59,31 @@ class Exchange:
     def attach(self, replica: Replica) -> None:
         self._replica = replica
 
-    def __call__(self, optimizer: DeMo, contribution: SparseUpdate | None) -> StepEntry:
-        """The entry of the next step, after contributing, or abstaining with None."""
+    def __call__(self, optimizer: DeMo, contribution: SparseUpdate | None) -> StepEntry | Callable[[], StepEntry]:
+        """The entry of the next step, or what waits for it, after contributing, or abstaining with None."""
+        if self.ended or self._replica.step >= self._spec.steps:
+            self.behind = False
+            return _nothing(optimizer)
         shards = self._ranks.gather(
             _ABSTAINS if contribution is None else pack_shard(optimizer, contribution, tokens=self.tokens)
         )
-        message = self._ranks.share(self._round_trip(optimizer, shards) if self._client is not None else None)
         self.tokens = 0
+        round_trip = None
+        if self._client is not None:
+            body = None if _ABSTAINS in shards else self._message(optimizer, shards)
+            round_trip = partial(self._round_trip, body)
+        if not self._spec.rounds.overlap:
+            return self._entry(optimizer, round_trip)
+        return partial(self._entry, optimizer, _in_background(round_trip) if round_trip else None)
+
+    def _entry(self, optimizer: DeMo, round_trip: Callable[[], bytes] | None) -> StepEntry:
+        """Rank 0 makes the round trip, or waits for its end, and shares what comes of it."""
+        started = time.monotonic()
+        message = self._ranks.share(round_trip() if round_trip else None)
+        self.wait_s += time.monotonic() - started
         self.ended, self.behind = message == _ENDED, message == _BEHIND
         if self.ended or self.behind:
-            no_rates = (0.0,) * len(optimizer.param_groups)
-            return StepEntry(update=None, lr=no_rates, decay=no_rates, listed=False)
+            return _nothing(optimizer)
         return self._replica.read_step(message)
 
     # --- contributions ------------------------------------------------------------------------------------------------
@@ -94,18 +113,14 @@ class Exchange:
 
     # --- the round trip -----------------------------------------------------------------------------------------------
 
-    def _round_trip(self, optimizer: DeMo, shards: Sequence[bytes]) -> bytes:
+    def _round_trip(self, body: bytes | None) -> bytes:
         """The entry's message, or that there is none for this site."""
-        body = None if _ABSTAINS in shards else self._message(optimizer, shards)
-        started = time.monotonic()
         try:
             return self._answered(body)
         except GoneError as error:
             if error.code not in _INSTEAD:
                 raise
             return _INSTEAD[error.code]
-        finally:
-            self.wait_s += time.monotonic() - started
 
     def _answered(self, body: bytes | None) -> bytes:
         assert self._client is not None
@@ -130,3 +145,22 @@ class Exchange:
         except InvalidError as error:
             log.error("the coordinator refuses this contribution, the round goes on without it", error=str(error))
             return Answer(None)
+
+
+def _nothing(optimizer: DeMo) -> StepEntry:
+    no_rates = (0.0,) * len(optimizer.param_groups)
+    return StepEntry(update=None, lr=no_rates, decay=no_rates, listed=False)
+
+
+def _in_background(work: Callable[[], bytes]) -> Callable[[], bytes]:
+    """Starts the work in a thread that does not keep the process alive, and gives what waits for its result."""
+    future: Future[bytes] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # goes on where the result is called for
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future.result

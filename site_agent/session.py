@@ -76,7 +76,7 @@ class Site:
         self.name, self.rank, self.ranks, self.device = session.site, ranks.rank, ranks.count, ranks.device
         again = [] if session.attempt == 1 else [session.attempt]
         self.seed = _seed(self.spec.seed, session.run, session.site, ranks.rank, *again)
-        self._exchange = Exchange(session, ranks, client)
+        self._exchange = Exchange(self.spec, session, ranks, client)
         self._metrics = Metrics(session, client, transport)
         self._evaluation: tuple[Callable[[], float], int | None] | None = None
         self._evaluates = False
@@ -113,6 +113,7 @@ class Site:
         self._metrics.describe(ddp_bytes_per_step=float(ddp_bytes(optimizer.layout)))
         self._catch_up = CatchUp(self._session, self._local, self._client, optimizer, self._replica)
         self._begin(model, optimizer)
+        optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         return optimizer
 
@@ -157,7 +158,27 @@ class Site:
             if error.code not in ("not_the_donor", "other_bytes"):  # another site has become the donor
                 raise
 
-    def _after_step(self, *_: object) -> None:
+    def _before_step(self, optimizer: DeMo, *_: object) -> None:
+        """The gradients are there: now the step before must be over."""
+        if not optimizer.settled:
+            self._settle(optimizer)
+
+    def _after_step(self, optimizer: DeMo, *_: object) -> None:
+        if self._exchange.ended:
+            return
+        if optimizer.settled or self._is_looked_at(self._step + 1):
+            self._settle(optimizer)
+
+    def _is_looked_at(self, step: int) -> bool:
+        """Whether the parameters after this step are wanted before the next one: for them nothing overlaps."""
+        every = [self.spec.outer.every] if self.spec.outer else []
+        if self._evaluation is not None and self._evaluation[1]:
+            every.append(self._evaluation[1])
+        return step == self.spec.steps or any(step % steps == 0 for steps in every)
+
+    def _settle(self, optimizer: DeMo) -> None:
+        """Ends a step: its entry is applied, or those of others if its round was closed without this site."""
+        optimizer.settle()
         if self._exchange.ended:
             return
         self._go_on(not self._exchange.behind or self._catch_up.to_head(WAIT_S))  # the entry may still be in the making
@@ -220,7 +241,8 @@ class Site:
 
     def log(self, **values: float) -> None:
         """Metrics of the last step; only rank 0's are kept, sent about once a second."""
-        self._metrics.log(self._step, values)
+        on_its_way = self._optimizer is not None and not self._optimizer.settled
+        self._metrics.log(self._step + on_its_way, values)
 
     def _finish(self, optimizer: DeMo) -> None:
         self._evaluate()

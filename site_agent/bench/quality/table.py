@@ -43,6 +43,8 @@ ROWS = (
     Row("demo int4", "demo", 1e-3, {"codec": "int4"}),
     Row("demo int8", "demo", 1e-3, {"codec": "int8"}),
     Row("demo int16", "demo", 1e-3, {"codec": "int16"}),
+    Row("demo overlap", "demo", 1e-3, {"overlap": True}),
+    Row("demo overlap aggregate", "demo", 1e-3, {"overlap": True, **preset("paper")}),
     Row("demo k=8", "demo", 1e-3, {"k": 8}),
     Row("demo k=128", "demo", 1e-3, {"k": 128}),
     Row("demo paper", "demo", 1e-3, preset("paper")),

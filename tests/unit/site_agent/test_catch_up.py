@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from api.errors import GoneError
-from api.schemas import CaughtUpReply, LogPage, OuterSpec, Position
+from api.schemas import CaughtUpReply, LogPage, OuterSpec, Position, RoundsSpec
 from site_agent.catch_up import CatchUp
 from site_agent.exchange import Exchange
 from site_agent.outer import OuterRounds
@@ -102,7 +102,8 @@ def test_a_site_is_behind_until_it_takes_part_again() -> None:
     client: Any = SimpleNamespace(abstain=abstain)
     replica: Any = SimpleNamespace(step=4, position=HEAD, read_step=lambda message: message)
     optimizer: Any = SimpleNamespace(param_groups=[{}])
-    exchange = Exchange(SESSION, ranks, client)
+    spec: Any = SimpleNamespace(steps=9, rounds=RoundsSpec())
+    exchange = Exchange(spec, SESSION, ranks, client)
     exchange.attach(replica)
     entry = exchange(optimizer, None)
     assert (entry.update, entry.listed, exchange.behind) == (None, False, True)
