@@ -6,7 +6,7 @@ functions (`encode`, `subtract_sent`, `subtract_update`, `apply_update`); the cl
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -25,31 +25,13 @@ from algorithms.masters import read_flat, write_flat
 from algorithms.momentum import Ownership, encode, subtract_sent, subtract_update
 from algorithms.optimizer_state import check_groups, check_identity, restored
 from algorithms.settings import Settings, SettingsDict
+from algorithms.step_entry import Exchange, StepEntry
 from algorithms.updates import AggregateUpdate, SparseUpdate
 
 __all__ = ["DeMo", "Exchange", "StepEntry", "apply_update", "encode", "subtract_sent", "subtract_update"]
 
 CHECK_EVERY = 1000
 """Entries between two known-answer checks of a device (rule B9)."""
-
-
-@dataclass(frozen=True)
-class StepEntry:
-    """What the log says about one inner step."""
-
-    update: AggregateUpdate | None
-    """None: an empty entry, which changes nothing, not even by weight decay."""
-    lr: tuple[float, ...]
-    """Per group, float32-representable."""
-    decay: tuple[float, ...]
-    """`1 - lr * weight_decay` per group, float32-representable."""
-    listed: bool
-    """Whether the entry lists this site's contribution."""
-
-
-Exchange = Callable[["DeMo", SparseUpdate | None], StepEntry | Callable[[], StepEntry]]
-"""Takes the optimizer and this rank's contribution, None to abstain, and returns the entry of the step; or what waits
-for it, and then the step is still on its way when `step` returns (rule A9)."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +154,11 @@ class DeMo(torch.optim.Optimizer):
         sent, entry = self._on_its_way.sent, self._on_its_way.entry
         entry = entry if isinstance(entry, StepEntry) else entry()
         self._on_its_way = None
+        self.take(sent, entry)
+
+    @torch.no_grad()
+    def take(self, sent: SparseUpdate | None, entry: StepEntry) -> None:
+        """Applies the entry of a step to which this rank has sent that, or has abstained; what is listed leaves M."""
         if self.settings.subtract == "local" and entry.listed and sent is not None and entry.update is not None:
             subtract_sent(self._ownership, self._momentum(), sent, entry.update, self.settings.alpha, self.steps + 1)
         self.apply(entry)
@@ -249,6 +236,28 @@ class DeMo(torch.optim.Optimizer):
                 largest=settings.largest,
             )
         return StepEntry(update, lr, decay, listed)
+
+    def momentum(self) -> dict[str, Tensor]:
+        """This rank's part of the momentum, by canonical name: of the tensors that have one, flat, float32."""
+        states = (
+            (tensor, self.state.get(p, {})) for tensor, p in zip(self.layout.tensors, self._parameters, strict=True)
+        )
+        return {tensor.name: state["momentum"] for tensor, state in states if "momentum" in state}
+
+    def set_momentum(self, momentum: Mapping[str, Tensor]) -> None:
+        """Replaces all of it by what `momentum()` gave.
+
+        Raises ValueError, and changes nothing, if a name or a size is not ours.
+        """
+        sizes = {tensor.name: size for tensor, size in zip(self.layout.tensors, self._ownership.sizes, strict=True)}
+        wrong = [name for name, values in momentum.items() if tuple(values.shape) != (sizes.get(name),)]
+        if wrong:
+            raise ValueError(f"the momentum is of another model or another number of ranks: {', '.join(wrong[:5])}")
+        self.reset_momentum()
+        for tensor, parameter in zip(self.layout.tensors, self._parameters, strict=True):
+            if tensor.name in momentum:
+                values = momentum[tensor.name].to(parameter.device, torch.float32, copy=True)
+                self.state[parameter]["momentum"] = values
 
     def masters(self) -> list[Tensor]:
         """Every parameter as flat float32, in layout order: itself if contiguous float32, its master, or a copy."""

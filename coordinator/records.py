@@ -77,6 +77,7 @@ class Member(Record):
         final: the digest that they ended with.
         failures: of ranks, since the last listed contribution; `failure` is the last one.
         missed: rounds in a row that closed without its answer.
+        listed: the last step whose entry lists its contribution, 0 for none (rule A10).
         benched_until, away, excluded: set while this holds; `away` and `excluded` are the reasons.
     """
 
@@ -92,6 +93,7 @@ class Member(Record):
     failures: int = 0
     failure: str = ""
     missed: int = 0
+    listed: int = 0
     benched_until: datetime | None = None
     away: str = ""
     excluded: str = ""

@@ -129,6 +129,6 @@ def _closed(state: RunState, region: Region, parts: tuple[str, ...], norms: dict
     assert round_ is not None
     header = step_header(state, region, parts, norms)
     for site in round_.contributions:
-        state = with_member(state, site, failures=0)
+        state = with_member(state, site, failures=0, listed=round_.step)
     tokens = region.tokens + sum(sent.tokens for sent in round_.contributions.values())
     return append(state, region.model_copy(update={"step": round_.step, "round": None, "tokens": tokens}), header)

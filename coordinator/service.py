@@ -198,6 +198,7 @@ class CoordinatorService:
             layout=layout.digest,
             upload_start=site == state.first_site and state.start is None,
             evaluate=site == first,
+            listed=state.members[site].listed,
             resume=None if replays_all else state.regions[state.members[site].region].resume,
         )
 

@@ -10,7 +10,7 @@ import structlog
 
 from algorithms import DeMo
 from algorithms.codec import pack_contribution
-from algorithms.demo import StepEntry
+from algorithms.step_entry import StepEntry
 from algorithms.updates import SparseUpdate
 from api.client import CoordinatorClient
 from api.errors import GoneError, InvalidError

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from algorithms import DeMo
 from algorithms.codec import digest_arrays, unpack_update
-from algorithms.demo import StepEntry
 from algorithms.layout import canonical_name
+from algorithms.step_entry import StepEntry
 from api.errors import IsthmusError
 from api.payload import decode_message, digest_json
 from api.schemas import Position, Resume

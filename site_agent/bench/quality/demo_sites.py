@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms import DeMo
 from algorithms.codec import pack_contribution
-from algorithms.demo import StepEntry
+from algorithms.step_entry import StepEntry
 from algorithms.updates import SparseUpdate
 from site_agent.bench.quality.method import Sites, set_rate
 
