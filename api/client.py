@@ -1,10 +1,12 @@
 """CoordinatorClient: the REST API as methods. Used by the command line and by site agents.
 
 The transport is injectable, so that tests and the byte counters see every request. Requests are idempotent by design,
-so that a failed connection, a 429, a 502, a 503 or a 504 is tried again with the same bytes.
+so that a failed connection, a 429, a 502, a 503, a 504 or a 507 is tried again with the same bytes, no sooner than its
+Retry-After says.
 """
 
 import hashlib
+import random
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -23,7 +25,9 @@ __all__ = ["CoordinatorClient", "UnreachableError"]
 
 BLOCK = 1 << 20
 """httpx slows down quadratically on one large bytes object: bodies are sent in blocks."""
-_TRY_AGAIN = frozenset({429, 502, 503, 504})
+_TRY_AGAIN = frozenset({429, 502, 503, 504, 507})
+_LONGEST_S = 60.0
+"""Of what a Retry-After may ask for."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -33,9 +37,23 @@ class UnreachableError(IsthmusError):
 
 
 class _TryAgainError(Exception):
-    def __init__(self, error: ProblemError) -> None:
+    def __init__(self, error: ProblemError, after_s: float | None = None) -> None:
         super().__init__(str(error))
         self.error = error
+        self.after_s = after_s
+
+
+def _again(error: Exception) -> bool | float:
+    """Whether to try again; or after how many seconds, not the same for all who were told the same."""
+    if isinstance(error, _TryAgainError) and error.after_s is not None:
+        return error.after_s * random.uniform(1.0, 1.5)
+    return isinstance(error, httpx.TransportError | _TryAgainError)
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds; the other form, a date, is for browsers."""
+    text = response.headers.get("Retry-After", "")
+    return min(float(text), _LONGEST_S) if text.isascii() and text.isdigit() else None
 
 
 def _blocks(body: bytes) -> Iterator[bytes]:
@@ -114,9 +132,7 @@ class CoordinatorClient:
             sent["Content-Length"] = str(len(body))
         query = {name: value for name, value in (params or {}).items() if value is not None}
         try:
-            for attempt in stamina.retry_context(
-                on=(httpx.TransportError, _TryAgainError), attempts=None, timeout=self._patience, wait_max=2.0
-            ):
+            for attempt in stamina.retry_context(on=_again, attempts=None, timeout=self._patience, wait_max=2.0):
                 with attempt:
                     content = _blocks(body) if body is not None else None
                     response = self._http.request(method, path, content=content, params=query, headers=sent)
@@ -136,7 +152,7 @@ class CoordinatorClient:
             return response
         error = _problem_of(response)
         if response.status_code in _TRY_AGAIN:
-            raise _TryAgainError(error)
+            raise _TryAgainError(error, _retry_after(response))
         raise error
 
     def _get(self, answer: type[M], path: str, **params: Any) -> M:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,6 +14,8 @@ from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, ProblemError, TooLargeE
 __all__ = ["BodyLimits", "SecurityHeaders", "problem_response"]
 
 BODY_TIMEOUT_S = 60.0
+_RETRY_AFTER_S = {429: 1, 503: 1, 507: 10}
+"""By status; an operator makes room for 507."""
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'none'; "
     "base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
@@ -29,8 +32,8 @@ class BodyTimeoutError(InvalidError):
 
 def problem_response(error: ProblemError) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-    if error.status == 503:
-        headers["Retry-After"] = "1"
+    if error.status in _RETRY_AFTER_S:
+        headers["Retry-After"] = str(math.ceil(error.context.get("retry_after_s", _RETRY_AFTER_S[error.status])))
     text = json.dumps(error.problem().model_dump(), ensure_ascii=False)
     body = text.encode(errors="replace")  # it may quote what a hostile client sent
     return Response(body, status_code=error.status, media_type=PROBLEM_MEDIA_TYPE, headers=headers)

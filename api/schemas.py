@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from algorithms.parts import PART_BYTES
 from algorithms.settings import (
     INEXACT_BASE_UPDATES,
     PRESETS,
@@ -166,6 +167,12 @@ class RunSpec(Message):
     optimizer: OptimizerSpec = OptimizerSpec()
     outer: OuterSpec | None = None
     rounds: RoundsSpec = RoundsSpec()
+    part_bytes: int = Field(
+        default=PART_BYTES,
+        ge=1024,
+        le=PART_BYTES,
+        description="largest part of a contribution; smaller ones suit links that break within a few MiB",
+    )
     evaluate_every: int | None = Field(default=None, ge=1, description="steps between held-out evaluations")
     seed: int = Field(default=0, ge=0, lt=2**63)
 
@@ -393,7 +400,7 @@ class LogPage(Message):
 
 
 class ContributionHeader(Message):
-    """Travels with a contribution's arrays; the digest of the whole message is the contribution's."""
+    """Travels with the arrays of each part of a contribution, the same in all but `part`."""
 
     version: int
     run: str

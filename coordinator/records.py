@@ -25,10 +25,12 @@ class Record(BaseModel):
 
 
 class Sent(Record):
-    """A contribution that is in the store: the digest of its bytes, and the tokens behind it."""
+    """A contribution that is in the store: its digest and those of its parts, the tokens behind it, its L2 norm."""
 
     digest: str
+    parts: tuple[str, ...]
     tokens: int
+    norm: float
 
 
 class Round(Record):

@@ -5,15 +5,15 @@ from typing import Any
 
 from api.errors import ConflictError, ForbiddenError, GoneError
 from coordinator.entries import step_header
-from coordinator.events import Abstained, Aggregated, Answer, Contributed, Norm, Refused
+from coordinator.events import Abstained, Aggregated, Answer, Contributed, Norm, PartSent, Refused
 from coordinator.quorum import DELAYS_KEPT
-from coordinator.records import Region, Round, RunState
+from coordinator.records import Region, Round, RunState, Sent
 from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member, with_region
 
-__all__ = ["abstained", "aggregated", "contributed", "emptied", "frozen", "refused"]
+__all__ = ["abstained", "admitted", "aggregated", "contributed", "emptied", "frozen", "refused"]
 
 
-def _open_round(state: RunState, event: Answer) -> tuple[Region, Round]:
+def _open_round(state: RunState, event: Answer | PartSent) -> tuple[Region, Round]:
     """The region and its round, if the event's site, step and position belong to it."""
     member = ranks_of(state, event.site, event.attempt)
     if member.region != event.region:
@@ -36,15 +36,45 @@ def _open_round(state: RunState, event: Answer) -> tuple[Region, Round]:
     return region, region.round
 
 
+def admitted(part: PartSent, state: RunState) -> Sent | None:
+    """The contribution that was taken in with this part, if it was.
+
+    Raises what a contribution with this part would be refused with, as far as that is known now; not that its round is
+    not open yet.
+    """
+    try:
+        _, round_ = _open_round(state, part)
+    except ConflictError as error:
+        if error.code == "round_not_open" and part.step == state.regions[part.region].step + 1:
+            return None
+        raise
+    before = round_.contributions.get(part.site)
+    if part.site in round_.abstentions or (before is not None and before.parts[part.part] != part.digest):
+        raise _other_bytes(part)
+    if before is None and round_.frozen:
+        raise _closing(part)
+    return before
+
+
+def _other_bytes(event: Answer | PartSent) -> ConflictError:
+    return ConflictError("other_bytes", f"site {event.site} has already answered step {event.step} with something else")
+
+
+def _closing(event: Answer | PartSent) -> GoneError:
+    return GoneError(
+        "closed_without_you",
+        f"step {event.step} is being aggregated without {event.site}: take its entry instead",
+        context={"seq": event.position.seq + 1},
+    )
+
+
 def contributed(event: Contributed, state: RunState, now: datetime) -> Transition:
     region, round_ = _open_round(state, event)
     before = round_.contributions.get(event.site)
     if before is not None and before.digest == event.sent.digest:
         return Transition(state)
     if before is not None or event.site in round_.abstentions:
-        raise ConflictError(
-            "other_bytes", f"site {event.site} has already answered step {event.step} with something else"
-        )
+        raise _other_bytes(event)
     refusals = {site: reason for site, reason in round_.refusals.items() if site != event.site}
     contributions = {**round_.contributions, event.site: event.sent}
     return _answered(state, event, region, now, contributions=contributions, refusals=refusals)
@@ -74,11 +104,7 @@ def _answered(state: RunState, event: Answer, region: Region, now: datetime, **a
     round_ = region.round
     assert round_ is not None
     if round_.frozen:
-        raise GoneError(
-            "closed_without_you",
-            f"step {event.step} is being aggregated without {event.site}: take its entry instead",
-            context={"seq": event.position.seq + 1},
-        )
+        raise _closing(event)
     delays = region.delays
     if round_.first_answer is not None and event.site not in round_.answered:
         delay = round(max((now - round_.first_answer).total_seconds(), 0.0), 3)

@@ -17,6 +17,7 @@ from api.payload import digest_json
 from api.schemas import RunStatus
 from api.service import Answer, Principal
 from coordinator.blobs import BlobDirectory
+from coordinator.contributions import Contributions
 from coordinator.engine import Engine
 from coordinator.events import (
     CaughtUp,
@@ -34,6 +35,8 @@ from coordinator.events import (
 )
 from coordinator.exchanges import Exchanges
 from coordinator.layouts import Layouts, checked_layout, require_same_layout
+from coordinator.logs import Logs
+from coordinator.pressure import Pressure
 from coordinator.records import RunState, Start
 from coordinator.settings import Settings
 from coordinator.sites import Sites
@@ -54,9 +57,11 @@ class CoordinatorService:
         self._blobs = blobs
         self._settings = settings
         self._layouts = Layouts(blobs)
-        self._engine = Engine(store, blobs, self._layouts)
+        self._logs = Logs(store, blobs)
+        self._engine = Engine(store, blobs, self._layouts, self._logs)
         self._sites = Sites(store, self._engine, settings)
-        self._exchanges = Exchanges(store, blobs, self._layouts, self._engine)
+        contributions = Contributions(store, self._layouts, self._engine, Pressure(store, settings.redis_budget_mb))
+        self._exchanges = Exchanges(store, blobs, contributions, self._logs, self._engine)
         self._ticked = self._outage_s = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------

@@ -30,3 +30,6 @@ class Settings(BaseSettings):
     lease_s: float = Field(default=15.0, gt=0, description="a site is lost after this long without a heartbeat")
     heartbeat_s: float = Field(default=5.0, gt=0, description="how often agents are asked to send one")
     tick_s: float = Field(default=1.0, gt=0, description="how often leases and unfinished work are looked at")
+    redis_budget_mb: int = Field(
+        default=2048, ge=1, description="while Redis holds more MiB than this, sites wait with their contributions"
+    )

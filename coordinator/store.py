@@ -6,7 +6,7 @@ decides anything. Any Redis-compatible server from 6.2 on will do.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,16 +14,17 @@ from typing import Any
 import redis.asyncio
 import structlog
 from pydantic import ValidationError
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 
 from api import schemas
-from api.errors import ConflictError, NotFoundError
+from api.errors import ConflictError, NotFoundError, ProblemError, StorageFullError, UnavailableError
 from api.payload import canonical_json
 from api.schemas import RunStatus
+from coordinator.arrivals import Arrival, Arrivals
 from coordinator.records import Record, RunState
 from coordinator.transitions import Transition
 
-__all__ = ["SiteRecord", "Store", "Versioned"]
+__all__ = ["SiteRecord", "Store", "Versioned", "unavailable"]
 
 log = structlog.get_logger()
 
@@ -99,6 +100,18 @@ def hashed(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
+def unavailable(error: Exception) -> ProblemError:
+    """What is answered while Redis is away, or full; our log has the cause."""
+    if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
+        log.error("redis is full", error=str(error))
+        return StorageFullError(
+            "redis_out_of_memory",
+            "Redis has reached its maxmemory and takes nothing more: raise it, or delete old runs",
+        )
+    log.warning("redis cannot be reached", error=str(error))
+    return UnavailableError("redis_unavailable", "Redis cannot be reached right now; try again")
+
+
 class Store:
     """All access to Redis. Methods raise `redis.exceptions.RedisError` when it cannot be reached."""
 
@@ -107,6 +120,7 @@ class Store:
             url, max_connections=64, timeout=10, health_check_interval=15, socket_connect_timeout=20
         )
         self._redis: Any = redis.asyncio.Redis(connection_pool=pool)
+        self.arrivals = Arrivals(self._redis)
         self._commit = self._redis.register_script(_COMMIT)
         self._delete = self._redis.register_script(_DELETE)
         self._keep = self._redis.register_script(_KEEP)
@@ -117,6 +131,10 @@ class Store:
 
     async def ping(self) -> None:
         await self._redis.ping()
+
+    async def used_bytes(self) -> int:
+        """Memory that Redis has taken."""
+        return int((await self._redis.info("memory"))["used_memory"])
 
     async def warnings(self) -> list[str]:
         """What this server promises less than needed: durability and no eviction."""
@@ -177,8 +195,10 @@ class Store:
                 log.error("run cannot be read and is left alone", run=run.decode(), error=str(error))
         return states
 
-    async def commit(self, before: Versioned, after: Transition, messages: dict[int, str] | None = None) -> bool:
-        """Replaces the state, unless somebody else did; `messages`: blob of an entry's message, by seq."""
+    async def commit(
+        self, before: Versioned, after: Transition, messages: Mapping[int, Sequence[str]] | None = None
+    ) -> bool:
+        """Replaces the state, unless somebody else did; `messages`: digests of an entry's messages, by seq."""
         state = after.state
         operations: list[list[Any]] = []
         for region, header in after.entries:
@@ -186,7 +206,9 @@ class Store:
             if header["kind"] == "step":
                 operations.append(["HSET", _steps(state.id, region), header["step"], header["seq"]])
             if messages and header["seq"] in messages:
-                operations.append(["HSET", _messages(state.id, region), header["seq"], messages[header["seq"]]])
+                digests = messages[header["seq"]]
+                operations.append(["HSET", _messages(state.id, region), header["seq"], json.dumps(digests)])
+                operations += [["PERSIST", _payload(state.id, digest)] for digest in digests]
         payloads, tokens = _contributions(state), _tokens(state)
         operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(before.state) - payloads]
         operations += [["PERSIST", _payload(state.id, digest)] for digest in payloads - _contributions(before.state)]
@@ -201,7 +223,10 @@ class Store:
         if after.outer_round is not None:
             operations.append(["RPUSH", f"outer-rounds:{state.id}", after.outer_round.model_dump_json()])
         arguments: list[str | int] = [before.version, state.model_dump_json(), json.dumps(operations)]
-        return bool(await self._commit(keys=[_run(state.id)], args=arguments))
+        committed = bool(await self._commit(keys=[_run(state.id)], args=arguments))
+        if committed:
+            await self.arrivals.drop(_closed_arrivals(before.state, state))
+        return committed
 
     async def delete_run(self, run: Versioned) -> bool:
         """Unless somebody has changed it."""
@@ -211,6 +236,8 @@ class Store:
         keys += _tokens(state)
         for region in state.regions:
             keys += [_log(state.id, region), _steps(state.id, region), _messages(state.id, region)]
+            for digests in await self._redis.hvals(_messages(state.id, region)):
+                keys += [_payload(state.id, digest) for digest in json.loads(digests)]
         return bool(await self._delete(keys=keys, args=[run.version, state.id]))
 
     async def remember(self, key: str, value: str) -> str:
@@ -237,9 +264,10 @@ class Store:
         seq = await self._redis.hget(_steps(run, region), step)
         return None if seq is None else int(seq)
 
-    async def message_blob(self, run: str, region: str, seq: int) -> str | None:
-        blob = await self._redis.hget(_messages(run, region), seq)
-        return None if blob is None else blob.decode()
+    async def messages(self, run: str, region: str, seq: int) -> list[str]:
+        """Digests of an entry's messages, one per part; none if it has no arrays."""
+        digests = await self._redis.hget(_messages(run, region), seq)
+        return [] if digests is None else json.loads(digests)
 
     async def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
         lines = await self._redis.lrange(f"outer-rounds:{run}", 0, -1)
@@ -333,11 +361,24 @@ def _thinned(lines: Sequence[bytes], most: int) -> Sequence[bytes]:
 
 def _contributions(state: RunState) -> set[str]:
     return {
-        sent.digest
+        part
         for region in state.regions.values()
         if region.round is not None
         for sent in region.round.contributions.values()
+        for part in sent.parts
     }
+
+
+def _closed_arrivals(before: RunState, after: RunState) -> list[Arrival]:
+    """Of rounds that are closed, and whose contributions have several parts."""
+    return [
+        Arrival(before.id, region.name, region.round.step, member.site, member.seat)
+        for region in before.regions.values()
+        if region.round is not None and any(len(sent.parts) > 1 for sent in region.round.contributions.values())
+        if after.status.terminal or after.regions[region.name].step >= region.round.step
+        for member in before.members.values()
+        if member.region == region.name and member.seat is not None
+    ]
 
 
 def _tokens(state: RunState) -> set[str]:

@@ -8,7 +8,9 @@ from api.errors import GoneError
 from api.schemas import CaughtUp, LogPage, Resume
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica
+from site_agent.saved_momentum import OnItsWay, SavedMomentum
 from site_agent.settings import Session
+from site_agent.stop import Stop
 
 __all__ = ["CatchUp"]
 
@@ -28,25 +30,40 @@ class CatchUp:
         client: CoordinatorClient | None,
         optimizer: DeMo,
         replica: Replica,
+        stop: Stop,
     ) -> None:
         self._session = session
         self._ranks = ranks
         self._client = client
         self._optimizer = optimizer
         self._replica = replica
+        self._stop = stop
+        self._saved: SavedMomentum | None = None
+        self._on_its_way: OnItsWay | None = None
 
-    def enter(self, start: Header, resume: Resume | None) -> bool:
+    def enter(self, start: Header, resume: Resume | None, saved: SavedMomentum | None) -> bool:
         """Loads what the log begins with, or the parameters at a later place of it, and goes `to_head`.
 
-        The momentum begins with zero there: updates of which nothing was in it leave nothing behind.
+        The momentum is what was saved, from its place in the log on, with what was on its way then; or it begins with
+        zero at the head: updates of which nothing was in it leave nothing behind.
         """
+        self._saved = saved
         if resume is None:
             self._replica.apply_start(start)
         else:
             self._replica.resume(start, resume)
         goes_on = self.to_head()
-        self._optimizer.reset_momentum()
+        self._restore()
+        if saved is None or self._on_its_way is not None:  # it may still be listed, by an entry that is not ours
+            self._optimizer.reset_momentum()
+        self._on_its_way = None
         return goes_on
+
+    def _restore(self) -> None:
+        """Takes up the saved momentum, at the place where it was saved or, if that is passed, here."""
+        if self._saved is not None and self._replica.next_seq > self._saved.seq:
+            self._optimizer.set_momentum(self._saved.momentum)
+            self._on_its_way, self._saved = self._saved.on_its_way, None
 
     def to_head(self, wait: float = 0.0) -> bool:
         """Applies all entries there are, and waits for more until the coordinator counts on this site.
@@ -68,18 +85,27 @@ class CatchUp:
 
     def _page(self, wait: float) -> LogPage:
         page = None
-        if self._client is not None:
-            page = self._client.log(self._session.run, self._session.region, self._replica.next_seq, wait=wait)
-        return LogPage.model_validate_json(self._ranks.share(page.model_dump_json().encode() if page else None))
+        with self._stop.let():
+            if self._client is not None:
+                page = self._client.log(self._session.run, self._session.region, self._replica.next_seq, wait=wait)
+            shared = self._ranks.share(page.model_dump_json().encode() if page else None)
+        return LogPage.model_validate_json(shared)
 
     def _apply(self, header: Header) -> None:
+        self._restore()
         if header["kind"] == "anchor":
             self._replica.apply_anchor(header)
             return
         message = None
         if self._client is not None:
             message = self._client.entry(self._session.run, self._session.region, header["seq"], 0)
-        self._optimizer.apply(self._replica.read_step(self._ranks.share(message)))
+        message = self._ranks.share(message)
+        way = self._on_its_way
+        if way is None or way.step != header["step"]:
+            self._optimizer.apply(self._replica.read_step(message))
+            return
+        self._on_its_way = None
+        self._optimizer.take(way.sent, self._replica.read_step(message, way.digest))
 
     def _is_active(self) -> bool:
         reply = None

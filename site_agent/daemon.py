@@ -248,6 +248,7 @@ class Daemon:
             attempt=assignment.attempt,
             site=self._settings.name,
             region=assignment.region,
+            keep=runs,
         )
         _write_private(folder / "session.json", session.model_dump_json())
         log.info("starting", run=assignment.run, task=task.name, ranks=self._settings.ranks, logs=str(folder))

@@ -42,7 +42,7 @@ class SavedMomentum:
     listed: int
     on_its_way: OnItsWay | None
 
-    def is_good(self, *, listed: int, enters: int, subtract: str) -> bool:
+    def is_good(self, listed: int, enters: int, subtract: str) -> bool:
         """Whether it holds what it would hold now.
 
         Args:

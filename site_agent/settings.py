@@ -67,7 +67,10 @@ class Settings(BaseSettings):
 
 
 class Session(BaseModel):
-    """What the ranks of one attempt are told, in a file that only the site's user can read."""
+    """What the ranks of one attempt are told, in a file that only the site's user can read.
+
+    `keep` is a folder for what outlives the attempt.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -77,6 +80,7 @@ class Session(BaseModel):
     attempt: int
     site: str
     region: str
+    keep: Path
 
 
 class _RankSettings(BaseSettings):

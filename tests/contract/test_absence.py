@@ -345,5 +345,5 @@ def test_a_refused_contribution_is_listed_with_its_reason(patient):
     header, _ = decode_message("entry", second.contribute(2, wait=WAIT_S))
     assert header["refusals"] == []
     assert names(header["contributors"]) == [first.name, second.name]
-    problem(first.send(9, first.message(9, arrays={})), 422, "bad_contribution")  # of no open round
+    problem(first.send(9, first.message(9, arrays={})), 409, "round_not_open")
     assert f"waiting for 2 of 2 sites: {first.name}, {second.name}" in run.view.reason

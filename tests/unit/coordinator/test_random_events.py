@@ -33,9 +33,8 @@ from coordinator.events import (
     StopRequested,
     Ticked,
 )
-from coordinator.records import Sent
 from coordinator.state import AggregateRound, due_at, pending
-from tests.unit.coordinator.runs import FINAL, LAYOUT, START, Driver, digest_of
+from tests.unit.coordinator.runs import FINAL, LAYOUT, START, Driver, digest_of, sent
 
 NAMES = ("a", "b", "c", "d")
 REGIONS = ("east", "north", "west")
@@ -189,7 +188,7 @@ class RunMachine(RuleBasedStateMachine):
         position = Position(seq=3, hash="1" * 64) if off_chain else Driver.position(region)
         place = (site, self.driver.attempt(site) + attempt, name, step, position)
         if kind == "contribution":
-            self.send(Contributed(*place, Sent(digest=digest_of(site, step, tokens, variant), tokens=tokens)))
+            self.send(Contributed(*place, sent(site, step, tokens, variant, tokens=tokens)))
         else:
             self.send(Abstained(*place, "no data") if kind == "abstention" else Refused(*place, "rubbish"))
 

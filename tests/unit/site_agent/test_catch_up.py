@@ -1,18 +1,23 @@
 """What brings a site to the head of the log, and what it owes there: against a log that is written here."""
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from api.errors import GoneError
+from api.errors import ConflictError, GoneError
 from api.schemas import CaughtUpReply, LogPage, OuterSpec, Position, RoundsSpec
+from api.service import Answer
 from site_agent.catch_up import CatchUp
 from site_agent.exchange import Exchange
 from site_agent.outer import OuterRounds
 from site_agent.settings import Session
 
-SESSION = Session(coordinator="http://nowhere", secret="s", run="run-1", attempt=2, site="a", region="west")
+SESSION = Session(
+    coordinator="http://nowhere", secret="s", run="run-1", attempt=2, site="a", region="west", keep=Path("/nowhere")
+)
+SPEC: Any = SimpleNamespace(steps=9, rounds=RoundsSpec())
 HEAD = Position(seq=9, hash="0" * 64)
 
 
@@ -100,15 +105,75 @@ def test_a_site_is_behind_until_it_takes_part_again() -> None:
 
     ranks: Any = OneRank()
     client: Any = SimpleNamespace(abstain=abstain)
-    replica: Any = SimpleNamespace(step=4, position=HEAD, read_step=lambda message: message)
+    replica: Any = SimpleNamespace(step=4, position=HEAD, read_step=lambda message, sent: (message, sent))
     optimizer: Any = SimpleNamespace(param_groups=[{}])
-    spec: Any = SimpleNamespace(steps=9, rounds=RoundsSpec())
-    exchange = Exchange(spec, SESSION, ranks, client)
+    exchange = Exchange(SPEC, SESSION, ranks, client)
     exchange.attach(replica)
     entry = exchange(optimizer, None)
     assert (entry.update, entry.listed, exchange.behind) == (None, False, True)
-    assert exchange(optimizer, None) == b"entry"
+    assert exchange(optimizer, None) == (b"entry", "")
     assert not exchange.behind
+
+
+def test_what_earlier_ranks_have_answered_stands_and_the_entry_is_taken() -> None:
+    """New ranks of a site reach a round to which lost ones have contributed."""
+    polled: list[Any] = [None, b"entry"]
+
+    def abstain(*_: object) -> Any:
+        raise ConflictError("other_bytes", "answered already")
+
+    ranks: Any = OneRank()
+    client: Any = SimpleNamespace(abstain=abstain, update=lambda *_: polled.pop(0))
+    replica: Any = SimpleNamespace(step=4, position=HEAD, read_step=lambda message, sent: message)
+    optimizer: Any = SimpleNamespace(param_groups=[{}])
+    exchange = Exchange(SPEC, SESSION, ranks, client)
+    exchange.attach(replica)
+    assert exchange(optimizer, None) == b"entry"
+    assert (polled, exchange.behind, exchange.ended) == ([], False, False)
+    client.abstain = raising(ConflictError("stale_attempt", "replaced"))
+    with pytest.raises(ConflictError, match="replaced"):
+        exchange(optimizer, None)
+
+
+def raising(error: Exception) -> Any:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+class Coordinator:
+    """Takes parts, and forgets them as often as it is told to."""
+
+    def __init__(self, forgets: int = 0, closes_at: int | None = None) -> None:
+        self.forgets, self.closes_at = forgets, closes_at
+        self.parts: list[tuple[int, bytes, float]] = []
+
+    def contribute(self, run: str, region: str, step: int, site: str, part: int, body: bytes, wait: float) -> Answer:
+        self.parts.append((part, body, wait))
+        if part == self.closes_at:
+            return Answer(b"closed")
+        if part < 2:
+            return Answer(None)
+        self.forgets -= 1
+        return Answer(None, accepted=False) if self.forgets >= 0 else Answer(b"entry")
+
+    def answer(self) -> bytes:
+        there: Any = self
+        ranks: Any = OneRank()
+        exchange = Exchange(SPEC, SESSION, ranks, there)
+        exchange.attach(cast(Any, SimpleNamespace(step=4, position=HEAD)))
+        return exchange._answered([b"one", b"two", b"three"])
+
+
+def test_only_the_last_part_waits_and_all_are_sent_again_if_some_are_missing() -> None:
+    parts = [(0, b"one", 0.0), (1, b"two", 0.0), (2, b"three", 25.0)]
+    coordinator = Coordinator()
+    assert (coordinator.answer(), coordinator.parts) == (b"entry", parts)
+    coordinator = Coordinator(forgets=1)
+    assert (coordinator.answer(), coordinator.parts) == (b"entry", parts * 2)
+    coordinator = Coordinator(closes_at=1)
+    assert (coordinator.answer(), coordinator.parts) == (b"closed", parts[:2])
 
 
 @pytest.mark.parametrize(
