@@ -442,6 +442,11 @@ class FinalReply(Message):
     upload: bool = Field(description="this site is asked for the parameters; report again once they are stored")
 
 
+class RunLayout(Message):
+    digest: Digest
+    layout: dict[str, Any] = Field(description="as ParameterLayout.to_json writes it")
+
+
 class Model(Message):
     """The trained parameters: the blobs, concatenated, are the float32 tensors in layout order."""
 

@@ -151,6 +151,15 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class AnsweredLate:
+    """The site has answered a round that was closed without it."""
+
+    site: str
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True)
 class Announced:
     site: str
     attempt: int
@@ -235,6 +244,7 @@ Event = (
     | StartUploaded
     | CaughtUp
     | Answer
+    | AnsweredLate
     | Announced
     | FinalReported
     | Aggregated

@@ -17,7 +17,7 @@ from coordinator.events import (
     SiteRemoved,
 )
 from coordinator.quorum import remaining
-from coordinator.records import Member, OuterRound, Round, RunState
+from coordinator.records import Member, OuterRound, RunState
 from coordinator.transitions import (
     Transition,
     going_on,
@@ -25,7 +25,6 @@ from coordinator.transitions import (
     require_status,
     with_,
     with_member,
-    with_region,
 )
 
 __all__ = [
@@ -47,22 +46,26 @@ _ALIVE = (RunStatus.STARTING, RunStatus.RUNNING, RunStatus.PAUSED)
 
 
 def rejoining(state: RunState, site: str, *, attempt: int, seat: str | None = None) -> RunState:
-    """The site's ranks are lost, and with them their part in open rounds: others will catch up."""
+    """The site's ranks are lost, and with them their copies in an open outer round: others will catch up.
+
+    What they have answered to an open round stays: it was accepted, so it is listed (A1).
+    """
     if state.outer is not None:
         state = with_(state, outer=_without(state.outer, site))
-    region = state.regions[state.members[site].region]
-    if region.round is not None and not region.round.frozen:
-        state = with_region(state, region.name, round=_unanswered(region.round, site))
-    changes = {"ready": False, "caught_up": False, "gone": False, "final": None, "missed": 0, "benched_until": None}
-    return with_member(state, site, attempt=attempt, seat=seat, **changes)
-
-
-def _unanswered(round_: Round, site: str) -> Round:
-    """Other ranks will answer with other bytes."""
-    answers = ("contributions", "abstentions", "refusals")
-    return round_.model_copy(
-        update={name: {who: what for who, what in getattr(round_, name).items() if who != site} for name in answers}
+    member = state.members[site]
+    again = Member(
+        site=site,
+        region=member.region,
+        since=member.since,
+        attempt=attempt,
+        seat=seat,
+        failures=member.failures,
+        failure=member.failure,
+        listed=member.listed,
+        away=member.away,
+        excluded=member.excluded,
     )
+    return with_(state, members={**state.members, site: again})
 
 
 def _without(outer: OuterRound, site: str) -> OuterRound:
@@ -126,7 +129,7 @@ def caught_up(event: CaughtUp, state: RunState, now: datetime) -> Transition:
             return Transition(state)
         outer = outer.model_copy(update={"participants": outer.participants | {event.site}})
         state = with_(state, outer=outer)
-    return Transition(with_member(state, event.site, caught_up=True))
+    return Transition(with_member(state, event.site, caught_up=True, late=None))
 
 
 def processes_gone(event: ProcessesGone, state: RunState, now: datetime) -> Transition:

@@ -4,21 +4,41 @@ from algorithms.schedule import outer_due
 from coordinator.records import FragmentRound, OuterRound, Round, RunState
 from coordinator.transitions import with_, with_region
 
-__all__ = ["opened", "outer_round_due"]
+__all__ = ["left_behind", "opened", "outer_round_due"]
 
 
 def opened(state: RunState) -> RunState:
-    """Opens what comes next wherever nothing is open. Regions without a live member do not hold up an outer round."""
+    """Opens what comes next wherever nothing is open. Regions without a live member do not hold up an outer round.
+
+    But what they have accepted comes into their logs before they are taken along (A1).
+    """
     if state.outer is not None:
         return state
-    live = {name for name in state.regions if state.live(name)}
-    due = {name for name, region in state.regions.items() if outer_round_due(state, region.step)}
+    live, due = _live_regions(state), _due_regions(state)
     if live and live <= due:
-        return _outer_opened(state, live)
+        aggregating = any(region.round is not None and region.round.frozen for region in state.regions.values())
+        return state if aggregating else _outer_opened(state, live)
     for name, region in state.regions.items():
         if region.round is None and name not in due and region.step < state.spec.steps:
             state = with_region(state, name, round=Round(step=region.step + 1))
     return state
+
+
+def left_behind(state: RunState) -> list[str]:
+    """Regions without a live member whose open rounds have answers, while all others are due for an outer round."""
+    live, due = _live_regions(state), _due_regions(state)
+    if state.outer is not None or not live or not live <= due:
+        return []
+    rounds = {name: region.round for name, region in state.regions.items() if name not in live}
+    return [name for name, round_ in rounds.items() if round_ is not None and round_.answered and not round_.frozen]
+
+
+def _live_regions(state: RunState) -> set[str]:
+    return {name for name in state.regions if state.live(name)}
+
+
+def _due_regions(state: RunState) -> set[str]:
+    return {name for name, region in state.regions.items() if outer_round_due(state, region.step)}
 
 
 def outer_round_due(state: RunState, step: int) -> bool:
@@ -31,7 +51,7 @@ def outer_round_due(state: RunState, step: int) -> bool:
 
 
 def _outer_opened(state: RunState, live: set[str]) -> RunState:
-    """Rounds of the other regions end here, without an entry: these regions go on from the anchors."""
+    """Rounds of the other regions, which nobody has answered, end here: these regions go on from the anchors."""
     assert state.spec.outer is not None
     fragments = state.spec.outer.fragments
     for name in state.regions.keys() - live:

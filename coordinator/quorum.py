@@ -10,22 +10,28 @@ from coordinator.records import FragmentRound, Region, RunState
 
 __all__ = ["agreed_copy", "all_announced", "allowance_s", "closes_at", "may_close", "remaining"]
 
-DELAYS_KEPT = 32
-_DELAYS_NEEDED = 8
+DELAYS_KEPT = 8
+_DELAYS_NEEDED = 4
 _UNTIL_THEN_S = 60.0
 _LEAST_S, _MOST_S = 10.0, 600.0
 _DEVIATIONS = 6
+_MARGIN = 1.5
 
 
 def allowance_s(delays: Sequence[float], rounds: RoundsSpec) -> float:
-    """Seconds from a round's first answer to its deadline: as told, or by the delays of earlier answers."""
+    """Seconds after a round's first answer for which a site is waited for: as told, or by its own earlier delays.
+
+    A site whose usual delay is more than the most that anybody is waited for is waited for the least.
+    """
     if rounds.deadline_s is not None:
         return rounds.deadline_s
     if len(delays) < _DELAYS_NEEDED:
         return _UNTIL_THEN_S
     middle = median(delays)
+    if middle > _MOST_S:
+        return _LEAST_S
     deviation = median(abs(delay - middle) for delay in delays)
-    return min(max(middle + _DEVIATIONS * deviation, _LEAST_S), _MOST_S)
+    return min(max(_MARGIN * middle, middle + _DEVIATIONS * deviation, _LEAST_S), _MOST_S)
 
 
 def may_close(state: RunState, region: Region, now: datetime) -> bool:
@@ -46,7 +52,9 @@ def closes_at(state: RunState, region: Region) -> datetime | None:
     answers = len(region.round.answered.intersection(live))
     if answers < state.spec.rounds.min_sites or 2 * answers < len(live):
         return None
-    return region.round.first_answer + timedelta(seconds=allowance_s(region.delays, state.spec.rounds))
+    missing = (state.members[site] for site in live if site not in region.round.answered)
+    longest = max((allowance_s(member.delays, state.spec.rounds) for member in missing), default=0.0)
+    return region.round.first_answer + timedelta(seconds=longest)
 
 
 def remaining(state: RunState, region: str | None = None) -> list[str]:

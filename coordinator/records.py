@@ -4,12 +4,14 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from algorithms.settings import STATEFUL_BASE_UPDATES
 from api.schemas import Condition, Position, Resume, RunSpec, RunStatus
 
 __all__ = [
     "FragmentRound",
     "Layout",
     "Member",
+    "Missed",
     "OuterRound",
     "Record",
     "Region",
@@ -54,8 +56,7 @@ class Round(Record):
 class Region(Record):
     """Sites that share one log.
 
-    `tokens`: trained on since the last anchor (A12). `delays`: seconds from a round's first answer to each later one,
-    the last few. `resume`: where the log may be entered instead of at entry 0.
+    `tokens`: trained on since the last anchor (A12). `resume`: where the log may be entered instead of at entry 0.
     """
 
     name: str
@@ -63,8 +64,14 @@ class Region(Record):
     head: Position | None = None
     tokens: int = 0
     round: Round | None = None
-    delays: tuple[float, ...] = ()
     resume: Resume | None = None
+
+
+class Missed(Record):
+    """A round that was closed without a site which is still to answer it, or has answered it too late."""
+
+    step: int
+    first_answer: datetime
 
 
 class Member(Record):
@@ -77,10 +84,13 @@ class Member(Record):
         caught_up: they hold the head of the region's log, or have since they did.
         gone: they have ended after all that was asked of them; or, in a run that stops, ended at all.
         final: the digest that they ended with.
-        failures: of ranks, since the last listed contribution; `failure` is the last one.
+        failures: of ranks, since the last contribution that was accepted; `failure` is the last one.
+        delays: seconds from the first answer of a round to its own, the last few, late ones among them.
         missed: rounds in a row that closed without its answer.
         listed: the last step whose entry lists its contribution, 0 for none (rule A10).
-        benched_until, away, excluded: set while this holds; `away` and `excluded` are the reasons.
+        late: the first of those that its ranks may still be busy with.
+        benched_until: the earliest time of its release.
+        away, excluded: the reasons, while this holds.
     """
 
     site: str
@@ -94,8 +104,10 @@ class Member(Record):
     final: str | None = None
     failures: int = 0
     failure: str = ""
+    delays: tuple[float, ...] = ()
     missed: int = 0
     listed: int = 0
+    late: Missed | None = None
     benched_until: datetime | None = None
     away: str = ""
     excluded: str = ""
@@ -116,6 +128,11 @@ class Member(Record):
     def live(self) -> bool:
         """Whether it is waited for."""
         return self.condition is Condition.ACTIVE
+
+    @property
+    def released_at(self) -> datetime | None:
+        """When it will be benched no more; None if it is not, or is still busy with a round that is closed."""
+        return self.benched_until if self.late is None else None
 
     @property
     def present(self) -> bool:
@@ -183,6 +200,11 @@ class RunState(Record):
     def going_on(self) -> bool:
         """Entry 0 is in the logs, and the run has not been told to stop."""
         return self.status in (RunStatus.RUNNING, RunStatus.PAUSED)
+
+    def entrance(self, region: str) -> Resume | None:
+        """Where the region's log may be entered; None: at entry 0 only, as with base updates that keep state."""
+        stateful = self.spec.optimizer.base_update in STATEFUL_BASE_UPDATES
+        return None if stateful else self.regions[region].resume
 
     @property
     def step(self) -> int:

@@ -5,12 +5,12 @@ from typing import Any
 
 from api.errors import ConflictError, ForbiddenError, GoneError
 from coordinator.entries import step_header
-from coordinator.events import Abstained, Aggregated, Answer, Contributed, Norm, PartSent, Refused
+from coordinator.events import Abstained, Aggregated, Answer, AnsweredLate, Contributed, Norm, PartSent, Refused
 from coordinator.quorum import DELAYS_KEPT
-from coordinator.records import Region, Round, RunState, Sent
+from coordinator.records import Member, Missed, Region, Round, RunState, Sent
 from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member, with_region
 
-__all__ = ["abstained", "admitted", "aggregated", "contributed", "emptied", "frozen", "refused"]
+__all__ = ["abstained", "admitted", "aggregated", "answered_late", "contributed", "emptied", "frozen", "refused"]
 
 
 def _open_round(state: RunState, event: Answer | PartSent) -> tuple[Region, Round]:
@@ -77,6 +77,7 @@ def contributed(event: Contributed, state: RunState, now: datetime) -> Transitio
         raise _other_bytes(event)
     refusals = {site: reason for site, reason in round_.refusals.items() if site != event.site}
     contributions = {**round_.contributions, event.site: event.sent}
+    state = with_member(state, event.site, failures=0)
     return _answered(state, event, region, now, contributions=contributions, refusals=refusals)
 
 
@@ -105,26 +106,48 @@ def _answered(state: RunState, event: Answer, region: Region, now: datetime, **a
     assert round_ is not None
     if round_.frozen:
         raise _closing(event)
-    delays = region.delays
-    if round_.first_answer is not None and event.site not in round_.answered:
-        delay = round(max((now - round_.first_answer).total_seconds(), 0.0), 3)
-        delays = (*delays, delay)[-DELAYS_KEPT:]
-    round_ = round_.model_copy(update={**answers, "first_answer": round_.first_answer or now})
-    state = with_region(state, region.name, round=round_, delays=delays)
-    changes = {"caught_up": True, "away": "", "benched_until": None, "missed": 0}
+    first_answer = round_.first_answer or now
+    if event.site not in round_.answered:
+        state = _with_delay(state, event.site, first_answer, now)
+    state = with_region(state, region.name, round=round_.model_copy(update={**answers, "first_answer": first_answer}))
+    changes = {"caught_up": True, "away": "", "benched_until": None, "missed": 0, "late": None}
     return Transition(with_member(state, event.site, **changes))
+
+
+def _with_delay(state: RunState, site: str, first_answer: datetime, now: datetime) -> RunState:
+    delay = round(max((now - first_answer).total_seconds(), 0.0), 3)
+    return with_member(state, site, delays=(*state.members[site].delays, delay)[-DELAYS_KEPT:])
+
+
+def answered_late(event: AnsweredLate, state: RunState, now: datetime) -> Transition:
+    """How late it was is remembered: so the deadline learns of sites that are slower than it, too."""
+    member = ranks_of(state, event.site, event.attempt)
+    if not state.going_on or member.late is None or event.step < member.late.step:
+        return Transition(state)
+    return Transition(with_member(_with_delay(state, event.site, member.late.first_answer, now), event.site, late=None))
 
 
 def frozen(state: RunState, region: Region, now: datetime) -> RunState:
     """The round's contributors are final; whoever was waited for in vain has missed it."""
-    assert region.round is not None
+    round_ = region.round
+    assert round_ is not None
+    for member in state.members.values():
+        if member.region != region.name or member.site in round_.answered:
+            continue
+        if member.late is None and member.caught_up and member.present and round_.first_answer is not None:
+            late = Missed(step=round_.step, first_answer=round_.first_answer)
+            state = with_member(state, member.site, late=late)
+        if member.live:
+            state = _with_miss(state, member, now)
+    return with_region(state, region.name, round=round_.model_copy(update={"frozen": True}))
+
+
+def _with_miss(state: RunState, member: Member, now: datetime) -> RunState:
     rounds = state.spec.rounds
-    for site in set(state.live(region.name)) - region.round.answered:
-        missed = state.members[site].missed + 1
-        late = missed >= rounds.late_rounds
-        until = now + timedelta(seconds=rounds.bench_s) if late else None
-        state = with_member(state, site, missed=missed, benched_until=until)
-    return with_region(state, region.name, round=region.round.model_copy(update={"frozen": True}))
+    missed = member.missed + 1
+    if missed < rounds.late_rounds:
+        return with_member(state, member.site, missed=missed)
+    return with_member(state, member.site, missed=missed, benched_until=now + timedelta(seconds=rounds.bench_s))
 
 
 def aggregated(event: Aggregated, state: RunState, now: datetime) -> Transition:
@@ -155,6 +178,6 @@ def _closed(state: RunState, region: Region, parts: tuple[str, ...], norms: dict
     assert round_ is not None
     header = step_header(state, region, parts, norms)
     for site in round_.contributions:
-        state = with_member(state, site, failures=0, listed=round_.step)
+        state = with_member(state, site, listed=round_.step)
     tokens = region.tokens + sum(sent.tokens for sent in round_.contributions.values())
     return append(state, region.model_copy(update={"step": round_.step, "round": None, "tokens": tokens}), header)

@@ -9,10 +9,10 @@ from api.schemas import RunStatus
 from coordinator.events import Ticked
 from coordinator.lifecycle import begun
 from coordinator.membership import rejoining
-from coordinator.opening import opened
+from coordinator.opening import left_behind, opened
 from coordinator.outer_events import with_alarms
 from coordinator.quorum import closes_at, may_close
-from coordinator.records import RunState
+from coordinator.records import Region, RunState
 from coordinator.round_events import emptied, frozen
 from coordinator.transitions import Transition, in_status, with_member, with_region
 
@@ -30,6 +30,9 @@ def ticked(event: Ticked, state: RunState, now: datetime) -> Transition:
     for member in state.members.values():
         if member.benched_until is not None:
             state = with_member(state, member.site, benched_until=member.benched_until + gap)
+        if member.late is not None:
+            late = member.late.model_copy(update={"first_answer": member.late.first_answer + gap})
+            state = with_member(state, member.site, late=late)
     return Transition(state)
 
 
@@ -38,7 +41,7 @@ def due_at(state: RunState) -> datetime | None:
     if not state.going_on:
         return None
     deadlines = [closes_at(state, region) for region in state.regions.values()]
-    benches = [member.benched_until for member in state.members.values()]
+    benches = [member.released_at for member in state.members.values()]
     return min((time for time in (*deadlines, *benches) if time is not None), default=None)
 
 
@@ -77,20 +80,27 @@ def _moved_on(state: RunState, now: datetime) -> Transition:
     done = Transition(state)
     for name in state.regions:
         region = done.state.regions[name]
-        if region.round is None or region.round.frozen or not may_close(done.state, region, now):
-            continue
-        done = done.then(Transition(frozen(done.state, region, now)))
-        if not region.round.contributions:
-            done = done.then(emptied(done.state, done.state.regions[name]))
-    state = with_alarms(done.state)
-    if state.status is RunStatus.RUNNING:
-        state = opened(state)
-    return done.then(Transition(_ended(state, now)))
+        if region.round is not None and not region.round.frozen and may_close(done.state, region, now):
+            done = done.then(_round_ended(done.state, region, now))
+    if done.state.status is RunStatus.RUNNING:
+        for name in left_behind(done.state):
+            done = done.then(_round_ended(done.state, done.state.regions[name], now))
+        done = done.then(Transition(opened(done.state)))
+    return done.then(Transition(_ended(with_alarms(done.state), now)))
+
+
+def _round_ended(state: RunState, region: Region, now: datetime) -> Transition:
+    """Frozen; without contributions there is nothing to aggregate, and it is closed."""
+    assert region.round is not None
+    done = Transition(frozen(state, region, now))
+    if region.round.contributions:
+        return done
+    return done.then(emptied(done.state, done.state.regions[region.name]))
 
 
 def _released(state: RunState, now: datetime) -> RunState:
     for member in state.members.values():
-        if member.benched_until is not None and member.benched_until <= now:
+        if member.released_at is not None and member.released_at <= now:
             state = with_member(state, member.site, benched_until=None)
     return state
 

@@ -39,6 +39,7 @@ TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
     events.Contributed: round_events.contributed,
     events.Abstained: round_events.abstained,
     events.Refused: round_events.refused,
+    events.AnsweredLate: round_events.answered_late,
     events.Announced: outer_events.announced,
     events.FinalReported: lifecycle.final_reported,
     events.Aggregated: round_events.aggregated,

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
+from statistics import median
 
 from api.schemas import Condition, RunStatus
 from coordinator.opening import outer_round_due
@@ -38,7 +39,9 @@ def reason_of(member: Member, state: RunState) -> str:
             return f"{member.away}; a heartbeat brings it back"
         case Condition.BENCHED:
             assert member.benched_until is not None
-            return f"missed {member.missed} rounds in a row; until {_clock(member.benched_until)} or its next answer"
+            usual = f", its answers come {median(member.delays):.0f} s after the first" if member.delays else ""
+            until = _clock(member.benched_until)
+            return f"missed {member.missed} rounds in a row{usual}; back when it has caught up, but not before {until}"
         case Condition.JOINING:
             there = "replay the log" if state.going_on else "wait for the start"
             doing = f"its ranks {there if member.ready else 'have not joined'}"

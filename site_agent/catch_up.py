@@ -1,5 +1,6 @@
 """Brings a site to the head of its region's log: entry by entry, from entry 0 or from the last outer round on."""
 
+import json
 from typing import Any
 
 from algorithms import DeMo
@@ -39,6 +40,7 @@ class CatchUp:
         self._replica = replica
         self._stop = stop
         self._saved: SavedMomentum | None = None
+        self._restored = False
         self._on_its_way: OnItsWay | None = None
 
     def enter(self, start: Header, resume: Resume | None, saved: SavedMomentum | None) -> bool:
@@ -51,10 +53,11 @@ class CatchUp:
         if resume is None:
             self._replica.apply_start(start)
         else:
-            self._replica.resume(start, resume)
+            self._replica.load_buffers(start)
+            self._replica.resume(resume)
         goes_on = self.to_head()
         self._restore()
-        if saved is None or self._on_its_way is not None:  # it may still be listed, by an entry that is not ours
+        if not self._restored or self._on_its_way is not None:  # which may be listed later, when we send other bytes
             self._optimizer.reset_momentum()
         self._on_its_way = None
         return goes_on
@@ -63,10 +66,12 @@ class CatchUp:
         """Takes up the saved momentum, at the place where it was saved or, if that is passed, here."""
         if self._saved is not None and self._replica.next_seq > self._saved.seq:
             self._optimizer.set_momentum(self._saved.momentum)
-            self._on_its_way, self._saved = self._saved.on_its_way, None
+            self._on_its_way, self._saved, self._restored = self._saved.on_its_way, None, True
 
     def to_head(self, wait: float = 0.0) -> bool:
         """Applies all entries there are, and waits for more until the coordinator counts on this site.
+
+        Where the next one was trimmed it takes the parameters at a later place, and goes on from there.
 
         From then on the open round waits for it, so that the head stays in reach. False if the run has ended. The
         momentum stays: what was not sent is still in it. `wait`: for the first of the entries.
@@ -74,6 +79,10 @@ class CatchUp:
         active = False
         while True:
             page = self._page(wait)
+            if isinstance(page, Resume):
+                self._replica.resume(page)
+                self._saved, self._restored = None, False  # updates that it would have lost are not to be had any more
+                continue
             for header in page.items:
                 self._apply(header)
             if page.ended and not page.items:
@@ -83,13 +92,21 @@ class CatchUp:
             active = active or self._is_active()
             wait = 0.0 if active or page.items else WAIT_S
 
-    def _page(self, wait: float) -> LogPage:
-        page = None
+    def _page(self, wait: float) -> LogPage | Resume:
+        """The next entries, or where the log begins now."""
         with self._stop.let():
-            if self._client is not None:
-                page = self._client.log(self._session.run, self._session.region, self._replica.next_seq, wait=wait)
-            shared = self._ranks.share(page.model_dump_json().encode() if page else None)
-        return LogPage.model_validate_json(shared)
+            answer = None if self._client is None else self._asked(self._client, wait).encode()
+            kind, _, text = self._ranks.share(answer).decode().partition(" ")
+        return LogPage.model_validate_json(text) if kind == "page" else Resume.model_validate_json(text)
+
+    def _asked(self, client: CoordinatorClient, wait: float) -> str:
+        try:
+            page = client.log(self._session.run, self._session.region, self._replica.next_seq, wait=wait)
+        except GoneError as error:
+            if error.code != "log_trimmed":
+                raise
+            return "resume " + json.dumps(error.context["resume"])
+        return "page " + page.model_dump_json()
 
     def _apply(self, header: Header) -> None:
         self._restore()

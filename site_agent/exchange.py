@@ -18,6 +18,7 @@ from api.errors import ConflictError, GoneError, InvalidError
 from api.payload import contribution_digest, encode_message
 from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader, RunSpec
 from api.service import Answer
+from site_agent.journal import Journal
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica
 from site_agent.saved_momentum import OnItsWay
@@ -35,7 +36,7 @@ log = structlog.get_logger()
 _ABSTAINS = b""
 _ENDED = b""
 _BEHIND = b"behind"
-_INSTEAD = {"run_ended": _ENDED, "closed_without_you": _BEHIND}
+_INSTEAD = {"run_ended": _ENDED, "closed_without_you": _BEHIND, "log_trimmed": _BEHIND}
 """Of an entry, by the code of the refusal."""
 
 
@@ -64,6 +65,7 @@ class Exchange:
         self._ranks = ranks
         self._client = client
         self._stop = stop
+        self._journal = Journal(session.folder)
 
     def attach(self, replica: Replica) -> None:
         self._replica = replica
@@ -153,7 +155,9 @@ class Exchange:
 
     def _sent(self, bodies: Sequence[bytes], place: tuple[str, str, int]) -> Answer:
         try:
-            return self._contribute(bodies, place) if bodies else self._abstain(place)
+            if not bodies:
+                return self._abstain(place)
+            return self._journal.noted(place[2], _digest(bodies), partial(self._contribute, bodies, place))
         except InvalidError as error:
             log.error("the coordinator refuses this contribution, the round goes on without it", error=str(error))
         except ConflictError as error:

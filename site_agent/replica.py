@@ -34,7 +34,7 @@ class Replica:
 
     Args:
         optimizer: holds the parameters and applies steps.
-        model: holds the buffers.
+        model: holds the buffers; None if they are not wanted.
         fragments: ranges of tensors that outer-step together.
         site: this site's name, to find itself among contributors.
         fetch, fetch_part: get a blob, and a part of an entry, at every local rank.
@@ -44,7 +44,7 @@ class Replica:
     def __init__(
         self,
         optimizer: DeMo,
-        model: nn.Module,
+        model: nn.Module | None,
         fragments: tuple[range, ...],
         site: str,
         fetch: Fetch,
@@ -56,7 +56,7 @@ class Replica:
         self.listed = 0
         """The last step whose entry lists this site, whichever of its ranks had sent that."""
         self.anchored: set[int] = set()
-        """Fragments that have taken an anchor since the last step."""
+        """Fragments that have taken an anchor of the outer round after `step`."""
         self._optimizer = optimizer
         self._model = model
         self._fragments = fragments
@@ -128,23 +128,25 @@ class Replica:
             raise IsthmusError("entry 0 belongs to a model of another layout than this site's")
         tensors = range(len(self._optimizer.layout.tensors))
         self._optimizer.write_parameters(tensors, _floats(self._fetch(header["parameters"])))
-        self._load_buffers(header)
+        self.load_buffers(header)
 
-    def resume(self, start: Header, resume: Resume) -> None:
-        """Enters the log behind an outer round: its anchors are all parameters, the buffers are those of entry 0."""
-        self._load_buffers(start)
+    def resume(self, resume: Resume) -> None:
+        """Enters the log behind an outer round: its anchors are all parameters. Buffers stay what they are."""
         for tensors, digest in zip(self._fragments, resume.anchors, strict=True):
             self._optimizer.write_parameters(tensors, _floats(self._fetch(digest)))
         self.position = resume.position
         self._optimizer.steps = self.step = resume.step
         self.anchored = set(range(len(self._fragments)))
 
-    def _load_buffers(self, start: Header) -> None:
-        if start["buffers"] is not None:
+    def load_buffers(self, start: Header) -> None:
+        """Those of entry 0."""
+        if self._model is not None and start["buffers"] is not None:
             load_buffers(self._model, self._fetch(start["buffers"]))
 
     def apply_anchor(self, header: Header, held: str | None = None) -> None:
         """Takes the new anchor of a fragment, unless the copy that this site holds, of digest `held`, is the same."""
+        if header["step"] != self.step:  # a region that was taken along has no entry of that step
+            self.anchored.clear()
         self._follow(header, "anchor")
         self.anchored.add(header["fragment"])
         self._optimizer.steps = header["step"]

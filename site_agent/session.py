@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import numpy as np
 import structlog
 import torch
@@ -16,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from algorithms import DeMo
 from algorithms.traffic import ddp_bytes
 from api.client import CoordinatorClient
-from api.errors import IsthmusError, ProblemError
+from api.errors import GoneError, IsthmusError, ProblemError
 from api.schemas import FinalReport, JoinReply, JoinRequest, RunSpec, StartUpload
+from api.tls import trusted
 from site_agent.catch_up import CatchUp
 from site_agent.counting import CountingTransport
 from site_agent.exchange import WAIT_S, Exchange
@@ -35,6 +37,8 @@ B = TypeVar("B")
 
 log = structlog.get_logger()
 
+_ENDED = b""
+
 _PATIENCE_S = 86_400.0
 """A run outlives an outage of its coordinator; if it ends meanwhile, the agent stops its ranks."""
 
@@ -49,7 +53,7 @@ def join() -> Iterator["Site"]:
     session, place = load_session()
     with Stop() as stop:
         ranks = LocalRanks(place)
-        transport = CountingTransport()
+        transport = CountingTransport(httpx.HTTPTransport(verify=trusted(session.ca_file)))
         client = _client(session, transport) if ranks.rank == 0 else None
         site = Site(session, ranks, client, transport, stop)
         try:
@@ -143,8 +147,14 @@ class Site:
         return self._local.share(self._client.entry(*place) if self._client else None)
 
     def _begin(self, model: nn.Module, optimizer: DeMo) -> None:
-        """Returns at the head of the log: at entry 0 once every site has joined, or later in a run that goes on."""
-        reply = JoinReply.model_validate_json(self._local.share(self._join(model, optimizer) if self._client else None))
+        """Returns at the head of the log: at entry 0 once every site has joined, or later in a run that goes on.
+
+        Ends the process, with status 0, if the run has ended meanwhile: nothing is left to do for it.
+        """
+        joined = self._local.share(self._join(model, optimizer) if self._client else None)
+        if joined == _ENDED:
+            raise SystemExit
+        reply = JoinReply.model_validate_json(joined)
         self._evaluates = reply.evaluate
         start = self._client.log(self._session.run, self._session.region, 0, 1).items[0] if self._client else None
         header = json.loads(self._local.share(json.dumps(start).encode() if start else None))
@@ -153,6 +163,13 @@ class Site:
         self._entered = True
 
     def _join(self, model: nn.Module, optimizer: DeMo) -> bytes:
+        """The answer to `_enter`, or `_ENDED` if the run has ended."""
+        try:
+            return self._enter(model, optimizer)
+        except GoneError as error:
+            return _quietly(error)
+
+    def _enter(self, model: nn.Module, optimizer: DeMo) -> bytes:
         """Presents the layout until there is an entry 0, and uploads that if this site is to (rule A3)."""
         assert self._client is not None
         run, site = self._session.run, self._session.site
@@ -165,7 +182,7 @@ class Site:
             if page.items:
                 return reply.model_dump_json().encode()
             if page.ended:
-                raise IsthmusError("the run ended before all of its sites had joined")
+                raise GoneError("run_ended", "the run ended before all of its sites had joined")
 
     def _upload_start(self, model: nn.Module, optimizer: DeMo) -> None:
         assert self._client is not None
@@ -186,7 +203,8 @@ class Site:
 
     @property
     def _momentum_file(self) -> Path:
-        return self._session.keep / f"momentum-{self.rank}.safetensors"
+        """Beside the folders of all attempts."""
+        return self._session.folder.parent / f"momentum-{self.rank}.safetensors"
 
     def keep_momentum(self) -> None:
         """If these ranks have been told to end while the run goes on, the next ones may use it (rule A10)."""
@@ -207,6 +225,8 @@ class Site:
             saved = None
         enters = 0 if reply.resume is None else reply.resume.position.seq
         good = saved is not None and saved.is_good(reply.listed, enters, self.spec.optimizer.subtract)
+        if saved is not None and not good:
+            log.info("the momentum of earlier ranks is out of date", entry=saved.seq, listed=reply.listed)
         everybody = self._local.gather(b"good" if good else b"")
         if not self._local.share((b"good" if all(everybody) else b"") if self._client is not None else None):
             return None
@@ -310,10 +330,21 @@ class Site:
             return
         assert self._replica.position is not None
         report = FinalReport(seq=self._replica.position.seq, digest=optimizer.parameters_digest())
-        if self._client.report_final(self._session.run, self._session.site, report).upload:
-            tensors = range(len(optimizer.layout.tensors))
-            self._client.put_blob(optimizer.read_parameters(tensors).astype("<f4", copy=False).tobytes())
-            self._client.report_final(self._session.run, self._session.site, report)
+        try:
+            if self._client.report_final(self._session.run, self._session.site, report).upload:
+                tensors = range(len(optimizer.layout.tensors))
+                self._client.put_blob(optimizer.read_parameters(tensors).astype("<f4", copy=False).tobytes())
+                self._client.report_final(self._session.run, self._session.site, report)
+        except GoneError as error:
+            _quietly(error)
+
+
+def _quietly(error: GoneError) -> bytes:
+    """Says why the run has ended, which is no failure of this site; any other reason is."""
+    if error.code != "run_ended":
+        raise error
+    log.info("the run has ended", reason=error.detail)
+    return _ENDED
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:

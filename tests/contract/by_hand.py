@@ -195,6 +195,7 @@ class RunByHand:
         live: a coordinator that does not lose sites without heartbeats.
         regions: one per site.
         rounds: of the spec; by default, nobody is given up in the time that a test takes.
+        prefix: of the sites' names, on which what they send depends; by default one that is new.
     """
 
     def __init__(
@@ -207,9 +208,10 @@ class RunByHand:
         rounds: RoundsSpec = PATIENT,
         part_bytes=PART_BYTES,
         begin=True,
+        prefix: str | None = None,
     ):
         self.url, self.admin = live.url, live.client()
-        prefix = new_name("s")
+        prefix = prefix or new_name("s")
         self.sites = [SiteByHand(f"{prefix}-{index}", region, live.url) for index, region in enumerate(regions)]
         for site in self.sites:
             site.register(live.token("join"))

@@ -1,6 +1,7 @@
 """Sites that fail, are late, leave and come back: over real HTTP against a real coordinator and Redis, by hand."""
 
 import hashlib
+import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def test_a_site_that_never_answers_does_not_hold_up_the_others(patient):
         assert names(header["contributors"]) == [first.name, second.name]
     benched = run.member(third)
     assert (benched.condition, benched.attempt) == (Condition.BENCHED, 1)
-    assert "missed 2 rounds in a row; until " in benched.reason
+    assert "missed 2 rounds in a row; back when it has caught up, but not before " in benched.reason
     gone = problem(third.send(1, late), 410, "closed_without_you")
     assert gone["context"] == {"seq": 1}
     assert third.caught_up().active
@@ -74,12 +75,30 @@ def test_a_site_that_never_answers_does_not_hold_up_the_others(patient):
     assert f"waiting for 2 of 3 sites: {first.name}, {second.name}" in run.view.reason
 
 
-def test_a_benched_site_is_released_by_time(patient):
+def test_a_benched_site_is_released_by_time_once_it_has_answered_too_late(patient):
     run = RunByHand(patient, ("west",) * 2, rounds=RoundsSpec(deadline_s=0.2, late_rounds=1, bench_s=0.5), steps=9)
     first, second = run.sites
+    late = second.message(1)
     assert first.contribute(1, wait=WAIT_S)
+    until(run, second, Condition.BENCHED)
+    problem(second.send(1, late), 410, "closed_without_you")
+    assert re.search(r"missed 1 rounds in a row, its answers come \d s after the first", run.member(second).reason)
     until(run, second, Condition.ACTIVE)
     assert run.member(second).reason == ""
+
+
+def test_what_lost_ranks_have_sent_is_listed_and_others_cannot_send_again(patient):
+    run = RunByHand(patient, ("west",) * 2, steps=9)
+    first, second = run.sites
+    sent = second.message(1)
+    assert second.send(1, sent).status_code == 202
+    second.beat(second.failed())
+    second.start_again()
+    assert second.caught_up().active
+    problem(second.send(1, second.message(1, seed=5)), 409, "other_bytes")
+    header, _ = decode_message("entry", first.contribute(1, wait=WAIT_S))
+    assert header["contributors"][1]["digest"] == hashlib.sha256(sent).hexdigest()
+    assert second.send(1, sent).status_code == 200
 
 
 # --- agents -----------------------------------------------------------------------------------------------------------

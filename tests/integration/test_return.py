@@ -83,9 +83,20 @@ def test_a_killed_agent_that_is_started_again_brings_its_site_back(agents: Agent
     end_together(agents, run, tmp_path, "auk", "gar")
 
 
-@pytest.mark.parametrize("base_update", ["signum", pytest.param("adam", marks=pytest.mark.slow)])
-def test_a_site_that_joins_late_reaches_the_head(agents: Agents, tmp_path: Path, base_update: str) -> None:
-    run = endless(agents, ["auk"], tmp_path, optimizer={"base_update": base_update, "lr": 1e-4})
+@pytest.mark.parametrize(
+    ("base_update", "outer"),
+    [
+        ("signum", None),
+        pytest.param("adam", None, marks=pytest.mark.slow),
+        pytest.param("signum", {"every": 3, "fragments": 2}, marks=pytest.mark.slow),
+        ("adam", {"every": 3, "fragments": 2}),
+    ],
+)
+def test_a_site_that_joins_late_reaches_the_head(
+    agents: Agents, tmp_path: Path, base_update: str, outer: dict[str, int] | None
+) -> None:
+    """With adam it replays everything from entry 0, the anchors of outer rounds among it."""
+    run = endless(agents, ["auk"], tmp_path, optimizer={"base_update": base_update, "lr": 1e-4}, outer=outer)
     agents.client.add_site(run.id, "doe")
     until_active(agents, run, "doe", attempt=1)
     end_together(agents, run, tmp_path, "auk", "doe")

@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "deep",
-    max_examples=3000,
-    stateful_step_count=120,
+    max_examples=1000,
+    stateful_step_count=100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -59,13 +59,14 @@ def entry_hash(header):
 
 
 def allowance(delays, deadline_s):
-    """Seconds from the first answer to the deadline, by section 2 of docs/decisions/0003-absence.md."""
+    """Seconds for which a site is waited for, by section 2 of docs/decisions/0003-absence.md."""
     if deadline_s is not None:
         return deadline_s
-    if len(delays) < 8:
+    if len(delays) < 4:
         return 60
     middle = statistics.median(delays)
-    return max(10, min(600, middle + 6 * statistics.median([abs(delay - middle) for delay in delays])))
+    spread = 6 * statistics.median([abs(delay - middle) for delay in delays])
+    return 10 if middle > 600 else max(10, min(600, max(middle * 3 / 2, middle + spread)))
 
 
 class Driver:
@@ -104,9 +105,9 @@ class Driver:
             raise
         assert before.model_dump_json() == text
         self.state = done.state
-        self._forget(before)
         self._book(event, before)
         self._check(before, done)
+        self._check_kept()
         self._check_again(event)
         return done
 
@@ -120,18 +121,6 @@ class Driver:
     def pass_time(self, seconds):
         self.now += timedelta(seconds=seconds)
         return self.send(Ticked())
-
-    def _forget(self, before):
-        """Answers to open rounds are dropped only with the ranks that gave them."""
-        for name, region in before.regions.items():
-            now = self.state.regions[name].round
-            if region.round is None or now is None or now.step != region.round.step:
-                continue
-            for site in region.round.answered - now.answered:
-                assert not region.round.frozen
-                assert not self.state.members[site].ready
-                for answers in (self.accepted, self.abstained, self.refusals):
-                    answers[name, now.step].pop(site, None)
 
     def _book(self, event, before):
         """Notes what was taken in; a second answer of a site to one step would show here."""
@@ -183,6 +172,16 @@ class Driver:
         assert RunState.model_validate_json(state.model_dump_json()) == state
         self._check_words()
 
+    def _check_kept(self):
+        """What was accepted is in the entry of its step, or in the round that is open (A1)."""
+        for (name, step), sent in self.accepted.items():
+            if (name, step) in self.closed or self.state.status.terminal or not sent:
+                continue
+            round_ = self.state.regions[name].round
+            assert round_ is not None
+            assert (round_.step, round_.contributions) == (step, sent)
+            assert round_.abstentions == self.abstained[name, step]
+
     def _check_again(self, event):
         """What was taken in changes nothing when it is sent again; nor does time that stands still."""
         state = self.state
@@ -220,17 +219,14 @@ class Driver:
             return
         if after.round is not None and after.round.step == round_.step and not after.round.frozen:
             return
-        if after.step > round_.step or (after.round is None and after.step < round_.step):
-            assert not [m for m in self.state.members.values() if m.region == after.name and m.live]
+        if not self.live(after.name) and (self._left_behind(after.name) or not round_.answered):
             return  # an outer round goes on without this region
         rounds = self.spec.rounds
-        benched = self.now + timedelta(seconds=rounds.bench_s)
         waited_for = {
             member.site
             for member in self.state.members.values()
             if member.region == after.name
-            if member.live
-            or (member.benched_until == benched and run_before.members[member.site].benched_until is None)
+            if member.live or self._benched_just_now(member, run_before.members.get(member.site))
             if not member.excluded and not member.away and member.caught_up
         }
         place = after.name, round_.step
@@ -239,13 +235,25 @@ class Driver:
         assert answers >= rounds.min_sites
         if answered >= waited_for:
             return
-        delay = allowance(after.delays, rounds.deadline_s)
+        missing = waited_for - answered
+        delay = max(allowance(self.state.members[site].delays, rounds.deadline_s) for site in missing)
         first = after.round.first_answer if after.round and after.round.frozen else round_.first_answer
         assert first + timedelta(seconds=delay) <= self.now
         assert 2 * answers >= len(waited_for)
         for site in waited_for - answered:
             assert self.state.members[site].missed > 0
             assert self.state.members[site].live == (self.state.members[site].missed < rounds.late_rounds)
+
+    def _benched_just_now(self, member, before):
+        benched_until = self.now + timedelta(seconds=self.spec.rounds.bench_s)
+        return member.benched_until == benched_until and before is not None and member.missed > before.missed
+
+    def _left_behind(self, name):
+        """Whether every region with a live member has reached the next outer step, but this one."""
+        every = self.spec.outer.every if self.spec.outer else self.spec.steps + 1
+        due = min((self.state.outer_rounds + 1) * every, self.spec.steps)
+        live = [region for region in self.state.regions if self.live(region)]
+        return bool(live) and name not in live and all(self.state.regions[there].step == due for there in live)
 
     def _check_entry(self, region, header):
         log = self.logs[region]

@@ -1,11 +1,16 @@
 """Members that fail, leave, come back, catch up, are late, are added and removed: one example of each rule."""
 
+from datetime import timedelta
+
 import pytest
 
 from api.schemas import Condition, RunStatus
 from coordinator.events import (
+    Aggregated,
     Announced,
+    AnsweredLate,
     CaughtUp,
+    Norm,
     ProcessesGone,
     SeatTaken,
     SiteAdded,
@@ -17,7 +22,8 @@ from coordinator.events import (
     Ticked,
 )
 from coordinator.records import Start
-from coordinator.state import AggregateRound, due_at, pending
+from coordinator.state import AggregateRound, due_at, pending, transition
+from coordinator.waiting import reason_of
 from tests.unit.coordinator.runs import NOW, START, Driver, digest_of
 
 TWO = {"a": "west", "b": "west"}
@@ -131,11 +137,16 @@ def test_too_many_failures_in_a_row_exclude_a_site():
     for _ in range(2):
         driver.send(driver.gone("b"))
         driver.catch_up("b")
-    driver.send(driver.contribution("b"))
     assert driver.member("b").failures == 2
+    driver.send(driver.contribution("b"))
+    assert driver.member("b").failures == 0
+    driver.send(driver.gone("b"))
     driver.send(driver.contribution("a"))
     driver.work()
-    assert driver.member("b").failures == 0
+    assert [line["site"] for line in driver.logs["west"][-1]["contributors"]] == ["a", "b"]
+    assert driver.member("b").failures == 1  # it failed after what is listed here
+    driver.catch_up("b")
+    driver.send(driver.contribution("b"))
     for _ in range(3):
         driver.send(driver.gone("b", 5))
     assert condition(driver, "b") is Condition.EXCLUDED
@@ -173,20 +184,79 @@ def test_a_second_seat_of_an_attempt_joins_again():
     assert driver.live() == ["a", "b"]
 
 
-def test_what_lost_ranks_had_answered_is_dropped_and_the_next_ones_answer_anew():
+@pytest.mark.parametrize("answer", [Driver.contribution, Driver.abstention])
+def test_what_lost_ranks_had_answered_stays_and_the_next_ones_cannot_answer_again(answer):
     driver = Driver(THREE).begin()
     driver.send(driver.contribution("a"))
-    driver.send(driver.contribution("b"))
+    driver.send(answer(driver, "b"))
     driver.send(driver.gone("b"))
     assert driver.words.startswith("region west: step 1, waiting for 1 of 2 sites: c")
     driver.catch_up("b")
-    assert driver.words.startswith("region west: step 1, waiting for 2 of 3 sites: b, c")
-    driver.send(driver.contribution("b", variant="other"))
+    assert driver.words.startswith("region west: step 1, waiting for 1 of 3 sites: c")
+    driver.refused(driver.contribution("b", variant="other"), "other_bytes")
+    driver.send(driver.refusal("b"))
+    driver.send(SiteRemoved("a", "removed by an administrator"))
     driver.send(driver.contribution("c"))
-    driver.send(driver.gone("b"))  # too late: the round is frozen
     assert pending(driver.state) == [AggregateRound("west", 1)]
     driver.work()
-    assert [line["site"] for line in driver.logs["west"][-1]["contributors"]] == ["a", "b", "c"]
+    header = driver.logs["west"][-1]
+    assert sorted(line["site"] for line in (*header["contributors"], *header["abstentions"])) == ["a", "b", "c"]
+
+
+def test_new_ranks_may_send_something_better_than_what_was_refused():
+    driver = Driver(TWO).begin()
+    driver.send(driver.refusal("b"))
+    driver.send(driver.gone("b"))
+    driver.catch_up("b")
+    assert driver.words.startswith("region west: step 1, waiting for 1 of 2 sites: a")
+    driver.send(driver.contribution("b"))
+    assert driver.state.regions["west"].round.refusals == {}
+
+
+def test_a_round_that_everybody_has_answered_waits_for_sites_enough():
+    """Of the lost ranks nobody counts, but what they have answered is not asked for again."""
+    driver = Driver(TWO, min_sites=2).begin()
+    driver.send(driver.contribution("a"))
+    driver.send(driver.gone("a"))
+    driver.send(driver.contribution("b"))
+    driver.pass_time(3600)
+    assert not pending(driver.state)
+    assert driver.words.startswith("region west: step 1, 1 of at least 2 sites there: a (joining since 10:00:00 UTC")
+    driver.catch_up("a")
+    assert pending(driver.state) == [AggregateRound("west", 1)]
+
+
+@pytest.mark.parametrize("answer", [Driver.contribution, Driver.abstention])
+def test_what_a_region_has_accepted_is_listed_before_it_is_taken_along(answer):
+    driver = Driver({**TWO, "c": "east"}, steps=6, every=2).begin()
+    driver.send(answer(driver, "a"))
+    for site in "ab":
+        driver.send(SiteLost(site, LOST))
+    while driver.state.outer is None:
+        driver.exchange()
+    assert driver.logs["west"][-1]["step"] == 1
+    while driver.state.outer is not None:
+        driver.exchange()
+    assert [(line["kind"], line["step"]) for line in driver.logs["west"]] == [("start", 0), ("step", 1), ("anchor", 2)]
+    for site in "ab":
+        driver.send(SiteBack(site))
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_a_round_that_is_being_aggregated_is_not_dropped_by_an_outer_round():
+    driver = Driver({**TWO, "c": "east"}, steps=6, every=2).begin()
+    for site in "ab":
+        driver.send(driver.contribution(site))
+    for site in "ab":
+        driver.send(SiteLost(site, LOST))
+    for _ in range(2):
+        driver.send(driver.contribution("c"))
+        step = driver.state.regions["east"].step + 1
+        driver.send(Aggregated("east", step, (digest_of("parts"),), {"c": Norm(1.0)}))
+    assert driver.state.outer is None
+    assert pending(driver.state) == [AggregateRound("west", 1)]
+    driver.work()
+    assert driver.state.outer is not None
 
 
 def test_catching_up_ends_near_the_head_of_the_log():
@@ -214,7 +284,7 @@ def test_catching_up_ends_near_the_head_of_the_log():
 # --- late sites -------------------------------------------------------------------------------------------------------
 
 
-def test_late_sites_are_benched_and_released_by_time():
+def test_late_sites_are_benched_and_released_by_time_once_they_have_caught_up():
     driver = Driver(THREE, steps=9, late_rounds=2, bench_s=30, deadline_s=5).begin()
     for missed in (1, 2):
         driver.send(driver.contribution("a"))
@@ -229,6 +299,8 @@ def test_late_sites_are_benched_and_released_by_time():
     driver.send(driver.contribution("b"))
     driver.work()
     assert driver.state.step == 3
+    assert due_at(driver.state) is None
+    driver.send(AnsweredLate("c", 1, 1))
     assert due_at(driver.state) == NOW.replace(second=10 + 30)
     driver.now = NOW.replace(second=39)
     driver.send(Ticked())
@@ -260,21 +332,115 @@ def test_deadlines_and_benches_do_not_run_while_nobody_was_there():
     driver.pass_time(4)
     assert pending(driver.state)
     assert condition(driver, "c") is Condition.BENCHED
+    driver.work()
+    driver.send(driver.caught_up("c"))
     driver.now = NOW.replace(minute=20)
     driver.send(Ticked(outage_s=10 * 60 - 5))
     assert due_at(driver.state) == NOW.replace(minute=20, second=9)
 
 
-def test_the_deadline_learns_from_delays():
+def test_a_site_that_is_busy_with_a_closed_round_stays_benched_until_it_has_caught_up():
+    driver = Driver(THREE, steps=9, late_rounds=1, deadline_s=5, bench_s=10).begin()
+    for site in "ab":
+        driver.send(driver.contribution(site))
+    driver.pass_time(5)
+    driver.work()
+    driver.pass_time(3600)
+    assert condition(driver, "c") is Condition.BENCHED
+    driver.send(driver.caught_up("c"))
+    assert condition(driver, "c") is Condition.ACTIVE
+
+
+def test_the_deadline_learns_from_the_delays_of_those_who_are_missing():
     driver = Driver(TWO, steps=20).begin()
-    for _ in range(8):
+    for _ in range(4):
         driver.send(driver.contribution("a"))
-        driver.pass_time(2)
+        driver.pass_time(20)
         driver.send(driver.contribution("b"))
         driver.work()
-    assert driver.state.regions["west"].delays == (2.0,) * 8
+    assert [driver.member(site).delays for site in "ab"] == [(0.0,) * 4, (20.0,) * 4]
     driver.send(driver.contribution("a"))
+    assert (due_at(driver.state) - driver.now).total_seconds() == 30
+    driver.send(driver.contribution("b"))
+    driver.work()
+    driver.send(driver.contribution("b"))
     assert (due_at(driver.state) - driver.now).total_seconds() == 10
+
+
+class Quick(Driver):
+    """Checks nothing after an event, for long runs."""
+
+    def send(self, event):
+        done = transition(self.state, event, self.now)
+        self.state = done.state
+        return done
+
+
+def with_a_slow_site(delay, rounds):
+    """Sites a and b answer a second after each entry, c so long after the newest that it has, from step 9 on.
+
+    The driver after so many rounds, and how long they took.
+    """
+    driver = Quick(THREE, steps=10**6).begin()
+    lasted, busy_with, done_at = [], 1, NOW + timedelta(seconds=3)
+    for step in range(1, rounds + 1):
+        begun, sure = driver.now, NOW + timedelta(days=99)
+        driver.now += timedelta(seconds=1)
+        for site in "ab":
+            driver.send(driver.contribution(site))
+        while True:
+            driver.work()
+            if busy_with and busy_with < step and done_at <= driver.now:
+                driver.send(AnsweredLate("c", 1, busy_with))
+                driver.send(driver.caught_up("c"))
+                busy_with, done_at = driver.state.step + 1, driver.now + timedelta(seconds=delay)
+            if driver.state.step == step:
+                break
+            driver.now = max(driver.now, min(due_at(driver.state) or sure, done_at if busy_with else sure))
+            driver.send(Ticked())
+            if busy_with == step and done_at <= driver.now and not pending(driver.state):
+                driver.send(driver.contribution("c"))
+                busy_with = None
+        lasted.append((driver.now - begun).total_seconds())
+        if busy_with is None:
+            busy_with, done_at = step + 1, driver.now + timedelta(seconds=3 if step < 9 else delay)
+    return driver, lasted
+
+
+def test_a_site_that_becomes_slower_than_the_deadline_is_waited_for_in_the_end():
+    driver, lasted = with_a_slow_site(31, rounds=400)
+    assert lasted[:9] == [3] * 9
+    assert 11 in lasted
+    assert lasted[-100:] == [31] * 100
+    assert condition(driver, "c") is Condition.ACTIVE
+
+
+def test_a_site_that_is_too_slow_for_any_deadline_costs_a_short_wait_each_time_it_has_caught_up():
+    driver, lasted = with_a_slow_site(700, rounds=5000)
+    assert condition(driver, "c") is Condition.BENCHED
+    assert sum(lasted[-2000:]) < 1.02 * 2000
+    assert "rounds in a row, its answers come 699 s after the first; back when" in reason_of(
+        driver.member("c"), driver.state
+    )
+
+
+def test_how_late_an_answer_was_counts_once_and_only_for_a_round_that_was_missed():
+    driver = Driver(THREE, late_rounds=1).begin()
+    driver.send(AnsweredLate("c", 1, 1))
+    assert driver.member("c").delays == ()
+    for site in "ab":
+        driver.send(driver.contribution(site))
+    driver.pass_time(60)
+    driver.work()
+    driver.now = NOW.replace(minute=1, second=30)
+    driver.send(Ticked(outage_s=20))
+    driver.refused(AnsweredLate("c", 2, 1), "stale_attempt")
+    driver.send(AnsweredLate("c", 1, 0))
+    assert driver.member("c").delays == ()
+    for _ in range(2):
+        driver.send(AnsweredLate("c", 1, 1))
+        assert driver.member("c").delays == (70.0,)
+    assert condition(driver, "c") is Condition.BENCHED
 
 
 def test_a_refused_contribution_is_an_answer_until_a_better_one_comes():

@@ -14,6 +14,7 @@ from coordinator.events import (
     Abstained,
     Aggregated,
     Announced,
+    AnsweredLate,
     Averaged,
     CaughtUp,
     Contributed,
@@ -172,7 +173,7 @@ class RunMachine(RuleBasedStateMachine):
     # --- what ranks say -----------------------------------------------------------------------------------------------
 
     @rule(
-        kind=st.sampled_from(("contribution", "contribution", "abstention", "refusal")),
+        kind=st.sampled_from(("contribution", "contribution", "abstention", "refusal", "late")),
         site=sites,
         elsewhere=rarely,
         offset=offsets,
@@ -187,7 +188,9 @@ class RunMachine(RuleBasedStateMachine):
         step = max(0, (region.step if region else 0) + 1 + offset)
         position = Position(seq=3, hash="1" * 64) if off_chain else Driver.position(region)
         place = (site, self.driver.attempt(site) + attempt, name, step, position)
-        if kind == "contribution":
+        if kind == "late":
+            self.send(AnsweredLate(site, place[1], step))
+        elif kind == "contribution":
             self.send(Contributed(*place, sent(site, step, tokens, variant, tokens=tokens)))
         else:
             self.send(Abstained(*place, "no data") if kind == "abstention" else Refused(*place, "rubbish"))

@@ -165,7 +165,7 @@ def test_resuming_takes_the_anchors_and_goes_on_from_their_place(scene: Scene):
     sizes = [scene.optimizer.layout.fragment_elements(fragment) for fragment in fragments]
     anchors = [scene.blob(np.full(size, 7.0 + number, "<f4").tobytes()) for number, size in enumerate(sizes)]
     resume = Resume(position=Position(seq=25, hash="a" * 64), step=20, anchors=anchors)
-    scene.replica.resume({"buffers": None}, resume)
+    scene.replica.resume(resume)
     scene.previous = "a" * 64
     parameters = scene.optimizer.read_parameters(range(len(scene.optimizer.layout.tensors))).tolist()
     assert parameters == [7.0] * sizes[0] + [8.0] * sizes[1]
@@ -173,6 +173,28 @@ def test_resuming_takes_the_anchors_and_goes_on_from_their_place(scene: Scene):
     assert scene.optimizer.steps == 20
     scene.optimizer.apply(entry)
     assert (scene.replica.step, scene.optimizer.steps, scene.replica.position.seq) == (21, 21, 26)
+
+
+def test_which_fragments_have_the_anchors_of_the_outer_round_after_the_last_step(scene: Scene):
+    """A region that is taken along twice gets anchors of two outer rounds with no step in between."""
+
+    def anchor(step: int, fragment: int) -> set[int]:
+        elements = scene.optimizer.layout.fragment_elements(scene.optimizer.layout.fragments(2)[fragment])
+        digest = scene.blob(np.full(elements, step, "<f4").tobytes())
+        header = scene.header("anchor", fragment=fragment, digest=digest, step=step)
+        scene.replica.apply_anchor(header)
+        scene.previous = digest_json(header)
+        return scene.replica.anchored
+
+    scene.start()
+    scene.optimizer.apply(scene.step(scene.arrays()))
+    assert anchor(4, 0) == {0}
+    assert anchor(4, 1) == {0, 1}
+    assert anchor(8, 0) == {0}
+    assert (scene.replica.step, scene.optimizer.steps) == (8, 8)
+    assert anchor(8, 1) == {0, 1}
+    scene.optimizer.apply(scene.step(scene.arrays()))
+    assert (scene.replica.step, scene.replica.anchored) == (9, set())
 
 
 def test_an_anchor_that_is_what_the_site_holds_is_not_fetched(scene: Scene):
