@@ -217,6 +217,7 @@ class CoordinatorService:
             layout=layout.digest,
             upload_start=site == state.first_site and state.start is None,
             evaluate=site == first,
+            listed=state.members[site].listed,
             resume=state.entrance(state.members[site].region),
         )
 
