@@ -3,7 +3,7 @@
 Source: docs/decisions/0002-algorithms.md, section 5; rules B3, B4, B12.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -15,9 +15,9 @@ from algorithms.layout import ParameterLayout, is_dense
 from algorithms.outliers import MAX_HALVINGS, norm, outlier_halvings
 from algorithms.requantise import keep_largest, requantise
 from algorithms.settings import Average
-from algorithms.updates import CODEC_LIMITS, AggregateUpdate, Coefficients, Shape, SparseUpdate, UpdateCoefficients
+from algorithms.updates import CODEC_LIMITS, AggregateUpdate, Shape, SparseUpdate, UpdateCoefficients, restrict
 
-__all__ = ["MAX_HALVINGS", "aggregate", "join", "norm", "outlier_halvings"]
+__all__ = ["MAX_HALVINGS", "aggregate", "join", "norm", "outlier_halvings", "without_empty_tensors"]
 
 MAX_EXPONENT = 120
 """Largest E that readers of an update accept; only very uneven weights of many sites lead to a larger one."""
@@ -43,12 +43,12 @@ def aggregate(
     `halvings[i]` scales site i by `2^-halvings[i]`; `tokens[i]` are the tokens of site i, for `average="tokens"`. A
     chunk with scale 0 is not a contribution. `largest` bounds the coefficients of a chunk that is not dense. Tensors
     without a non-zero result are absent. With `chunks`, a contiguous range of chunk numbers, the update is of those
-    alone, and keeps tensors without a non-zero result: it is to be given to `join`.
+    alone, and keeps tensors without a non-zero result: it is to be given to `join`, or `without_empty_tensors`.
 
     Contributions are taken one by one; the arrays of each are kept, 3 bytes per coefficient (4 for int16).
     Raises ValueError if lengths differ, a number is out of bounds, or a contribution does not fit codec or layout.
     """
-    sent = [_restrict(update, chunks) for update in contributions]
+    sent = [update if chunks is None else restrict(update, chunks) for update in contributions]
     if largest is not None and largest < 1:
         raise ValueError(f"largest must be at least 1, got {largest}")
     weights = _weights(average, tokens, len(sent))
@@ -71,7 +71,8 @@ def aggregate(
         elements = shape[0] * shape[1]
         tiles = average_tiles(scaled, numbers.size, elements, average, len(sent))
         parts[shape] = _concatenate([_finish(tile, elements, numbers, exponents, largest) for tile in tiles])
-    return _without_empty_tensors(parts, layout) if chunks is None else AggregateUpdate(parts, unsent)
+    update = AggregateUpdate(parts, unsent)
+    return without_empty_tensors(update, layout) if chunks is None else update
 
 
 def join(updates: Sequence[AggregateUpdate], layout: ParameterLayout) -> AggregateUpdate:
@@ -87,23 +88,7 @@ def join(updates: Sequence[AggregateUpdate], layout: ParameterLayout) -> Aggrega
         parts[shape] = _concatenate([update.shapes[shape] for update in updates if shape in update.shapes])
         if not np.array_equal(parts[shape].chunks, layout.select(shape, absent)):
             raise ValueError(f"the ranges are not all chunks of shape {shape} in order")
-    return _without_empty_tensors(parts, layout)
-
-
-def _restrict(update: SparseUpdate, chunks: range | None) -> SparseUpdate:
-    """The chunks of a contribution that lie in the range; copies, so that the rest of it can be forgotten."""
-    if chunks is None:
-        return update
-    shapes = {}
-    for shape, sent in update.shapes.items():
-        part = slice(*np.searchsorted(sent.chunks, (chunks.start, chunks.stop)))
-        shapes[shape] = Coefficients(
-            chunks=sent.chunks[part].copy(),
-            indices=sent.indices[part].copy(),
-            values=sent.values[part].copy(),
-            scales=sent.scales[part].copy(),
-        )
-    return SparseUpdate(shapes, update.absent, update.codec)
+    return without_empty_tensors(AggregateUpdate(parts, absent), layout)
 
 
 def _weights(average: Average, tokens: Sequence[int] | None, count: int) -> list[float]:
@@ -187,8 +172,9 @@ def _concatenate(parts: Sequence[UpdateCoefficients]) -> UpdateCoefficients:
     return UpdateCoefficients(*(np.concatenate(arrays) for arrays in zip(*fields, strict=True)))
 
 
-def _without_empty_tensors(parts: Mapping[Shape, UpdateCoefficients], layout: ParameterLayout) -> AggregateUpdate:
+def without_empty_tensors(update: AggregateUpdate, layout: ParameterLayout) -> AggregateUpdate:
     """Drops the chunks of tensors that have no non-zero value."""
+    parts = update.shapes
     owners = np.repeat(np.arange(len(layout.tensors)), [stop - start for start, stop in layout.tensor_chunks])
     present = np.zeros(len(layout.tensors), np.bool_)
     for (rows, cols), part in parts.items():

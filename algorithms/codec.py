@@ -126,7 +126,7 @@ def unpack_contribution(
 
 
 def pack_update(update: AggregateUpdate, layout: ParameterLayout) -> Arrays:
-    """The arrays of an update, with `present`: one bit per tensor, first tensor in the lowest bit."""
+    """The arrays of an update, or of one part, with `present`: one bit per tensor, first tensor in the lowest bit."""
     present = np.ones(len(layout.tensors), np.uint8)
     present[list(update.absent)] = 0
     arrays: Arrays = {"present": pack_bits(present, 1)} if present.size else {}
@@ -142,15 +142,20 @@ def pack_update(update: AggregateUpdate, layout: ParameterLayout) -> Arrays:
     return arrays
 
 
-def unpack_update(arrays: Mapping[str, NDArray[np.uint8]], layout: ParameterLayout) -> AggregateUpdate:
-    """Reads an update from an untrusted source. Raises ValueError that names the array or the tensor and the reason."""
+def unpack_update(
+    arrays: Mapping[str, NDArray[np.uint8]], layout: ParameterLayout, chunks: range | None = None
+) -> AggregateUpdate:
+    """Reads an update, or the part of it in a range of chunks, from an untrusted source.
+
+    Raises ValueError that names the array or the tensor and the reason.
+    """
     reader = ArrayReader(arrays, layout)
     present = reader.take("present", packed_size(len(layout.tensors), 1))
     flags = unpack_bits(present, 1, len(layout.tensors))
     absent = frozenset(np.flatnonzero(flags == 0).tolist())
     shapes = {}
     for shape in layout.shapes:
-        numbers = layout.select(shape, absent)
+        numbers = layout.select(shape, absent, chunks)
         if numbers.size:
             shapes[shape] = _read_update(reader, shape, numbers)
     reader.finish()

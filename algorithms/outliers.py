@@ -7,18 +7,23 @@ import numpy as np
 
 from algorithms.updates import SparseUpdate
 
-__all__ = ["MAX_HALVINGS", "norm", "outlier_halvings"]
+__all__ = ["MAX_HALVINGS", "norm", "outlier_halvings", "squares"]
 
 MAX_HALVINGS = 300
 
 
 def norm(update: SparseUpdate) -> float:
     """L2 norm of all values of a contribution, in float64."""
+    return math.sqrt(squares(update))
+
+
+def squares(update: SparseUpdate) -> float:
+    """Sum of the squares of all values of a contribution, or of a part of it, in float64."""
     total = 0.0
     for sent in update.shapes.values():
-        squares = np.einsum("ij,ij->i", sent.values, sent.values, dtype=np.float64)
-        total += float((squares * np.square(sent.scales, dtype=np.float64)).sum())
-    return math.sqrt(total)
+        chunks = np.einsum("ij,ij->i", sent.values, sent.values, dtype=np.float64)
+        total += float((chunks * np.square(sent.scales, dtype=np.float64)).sum())
+    return total
 
 
 def outlier_halvings(norms: Sequence[float]) -> list[int]:

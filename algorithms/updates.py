@@ -21,6 +21,7 @@ __all__ = [
     "SparseUpdate",
     "UpdateCoefficients",
     "merge",
+    "restrict",
 ]
 
 Shape = tuple[int, int]
@@ -115,6 +116,20 @@ def merge(shards: Sequence[SparseUpdate]) -> SparseUpdate:
             raise ValueError(f"chunks {shape} of the ranks overlap or are out of order")
         merged[shape] = joined
     return SparseUpdate(merged, shards[0].absent, shards[0].codec)
+
+
+def restrict(update: SparseUpdate, chunks: range) -> SparseUpdate:
+    """The chunks of a contribution that lie in the range; copies, so that the rest of it can be forgotten."""
+    shapes = {}
+    for shape, sent in update.shapes.items():
+        part = slice(*np.searchsorted(sent.chunks, (chunks.start, chunks.stop)))
+        shapes[shape] = Coefficients(
+            chunks=sent.chunks[part].copy(),
+            indices=sent.indices[part].copy(),
+            values=sent.values[part].copy(),
+            scales=sent.scales[part].copy(),
+        )
+    return SparseUpdate(shapes, update.absent, update.codec)
 
 
 def _join(parts: list[NDArray[Any]]) -> NDArray[Any]:

@@ -8,10 +8,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from api import routes
+from api import access_routes, routes
+from api.audit import Audit
+from api.authentication import Authentication
+from api.digest_middleware import ContentDigests
 from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, NotFoundError, ProblemError, faults_of
 from api.middleware import BodyLimits, SecurityHeaders, problem_response
+from api.rates import Rates
 from api.schemas import PROTOCOL_VERSION
 from api.service import Service
 
@@ -60,18 +65,28 @@ async def _internal(request: Request, _: Exception) -> Response:
     return problem_response(ProblemError("internal_error", f"{where} failed; the coordinator's log says why"))
 
 
-def create_app(service: Service) -> FastAPI:
+async def _nobody(_: Request, __: Exception) -> Response:
+    """Whoever has sent half a body is gone: no fault of ours, and nobody gets this answer."""
+    return Response(status_code=400)
+
+
+def create_app(service: Service, rates: Rates) -> FastAPI:
     """The application around a service; it keeps no state of its own."""
     app = FastAPI(title="Isthmus coordinator", version=str(PROTOCOL_VERSION), docs_url=None, redoc_url=None)
     app.state.service = service
     app.add_exception_handler(ProblemError, _problem)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _plain_http)
+    app.add_exception_handler(ClientDisconnect, _nobody)
     app.add_exception_handler(Exception, _internal)
     app.add_middleware(BodyLimits, limit=_limit)
+    app.add_middleware(Audit, service=service)
+    app.add_middleware(Authentication, service=service, rates=rates)
     app.add_middleware(SecurityHeaders)
+    app.add_middleware(ContentDigests)
     app.include_router(routes.public)
     app.include_router(routes.v1, prefix="/v1")
+    app.include_router(access_routes.v1, prefix="/v1")
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

@@ -2,20 +2,19 @@
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, NoReturn
 
-import stamina
 import typer
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
 from rich.console import Console
 from rich.table import Table
 
+from api.access_cli import audit, token_app
 from api.client import CoordinatorClient
+from api.command import obey
+from api.connection import Connection
 from api.errors import IsthmusError, ProblemError, faults_of
 from api.export import export_model
 from api.report import build_report, print_report
@@ -31,59 +30,19 @@ run_app = typer.Typer(no_args_is_help=True, help="Create, start, follow and stop
 site_app = typer.Typer(no_args_is_help=True, help="The sites that have registered.")
 app.add_typer(run_app, name="run")
 app.add_typer(site_app, name="site")
+app.add_typer(token_app, name="token")
+app.command()(audit)
 out = Console()
 err = Console(stderr=True)
 
-_DEFAULT_URL = "http://127.0.0.1:8420"
 _WATCH_PATIENCE_S = 600.0
 """Whoever watches a run outlasts a restart of its coordinator."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 
 
-class _Connection(BaseSettings):
-    """Where the coordinator is, from ISTHMUS_COORDINATOR, ISTHMUS_TOKEN and ISTHMUS_DATA_DIR."""
-
-    model_config = SettingsConfigDict(env_prefix="ISTHMUS_", env_ignore_empty=True, frozen=True)
-
-    coordinator: str | None = None
-    token: str | None = None
-    data_dir: Path = Path("isthmus-data")
-
-    def client(self, patience: float = 10.0) -> CoordinatorClient:
-        """With the token given, or that of the coordinator whose data directory is here, for that one only."""
-        token, url = self.data_dir / "admin-token", self.data_dir / "url"
-        local = url.read_text().strip() if url.exists() else None
-        if self.token is not None:
-            return CoordinatorClient(self.coordinator or local or _DEFAULT_URL, self.token, patience=patience)
-        if local is None or not token.exists() or self.coordinator not in (None, local):
-            raise IsthmusError(
-                "no token: set ISTHMUS_TOKEN, or run this where the coordinator's data directory is (ISTHMUS_DATA_DIR, "
-                f"now {self.data_dir}) and leave ISTHMUS_COORDINATOR unset"
-            )
-        return CoordinatorClient(local, token.read_text().strip(), patience=patience)
-
-
 def main() -> None:
-    """Exit status: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # which a script's background command finds ignored
-        signal.signal(number, _interrupt)
-    stamina.instrumentation.set_on_retry_hooks([])  # which would write into our output
-    try:
-        app()
-    except IsthmusError as error:
-        err.print(f"isthmus: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(1)
-    except ValidationError as error:
-        for fault in faults_of(error.errors()):
-            err.print(f"isthmus: {fault}", style="red", markup=False, soft_wrap=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _interrupt(_: int, __: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+    obey(app)
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -104,6 +63,18 @@ def agent(context: typer.Context) -> None:
 @app.command(context_settings=_PASS_ON, help="Measure Isthmus here; `isthmus bench --help` lists what of it.")
 def bench(context: typer.Context) -> None:
     _become("site_agent.bench", context.args)
+
+
+@app.command(
+    context_settings=_PASS_ON, help="Rebuild a run from its log and compare; `isthmus replay --help` says more."
+)
+def replay(context: typer.Context) -> None:
+    _become("site_agent.replay", context.args)
+
+
+@app.command(context_settings=_PASS_ON, help="Break what can break under a run; `isthmus chaos --help` says more.")
+def chaos(context: typer.Context) -> None:
+    _become("site_agent.chaos", context.args)
 
 
 def _become(module: str, arguments: list[str]) -> NoReturn:
@@ -172,7 +143,7 @@ def _print_run(run: Run, as_json: bool) -> None:
 @run_app.command("create")
 def create_run(spec: Path, as_json: AsJson = False) -> None:
     """Create a run from a JSON file; it waits until it is started."""
-    with _Connection().client() as client:
+    with Connection().client() as client:
         _print_run(client.create_run(_spec(spec)), as_json)
 
 
@@ -185,7 +156,7 @@ def start_run(
     """Start a run: one that exists, or a new one from a file."""
     if run.endswith(".json") and not Path(run).is_file():
         raise IsthmusError(f"there is no file {run}")
-    with _Connection().client(_WATCH_PATIENCE_S if watch else 10.0) as client:
+    with Connection().client(_WATCH_PATIENCE_S if watch else 10.0) as client:
         started = _create_and_start(client, _spec(Path(run))) if Path(run).is_file() else client.start_run(run)
         if watch:
             _watch(client, started.id, as_json)
@@ -206,7 +177,7 @@ def _create_and_start(client: CoordinatorClient, spec: RunSpec) -> Run:
 @run_app.command("watch")
 def watch(run: str, as_json: AsJson = False) -> None:
     """Follow a run to its end, and report; fails unless it succeeds."""
-    with _Connection().client(_WATCH_PATIENCE_S) as client:
+    with Connection().client(_WATCH_PATIENCE_S) as client:
         _watch(client, run, as_json)
 
 
@@ -224,7 +195,7 @@ def _watch(client: CoordinatorClient, run_id: str, as_json: bool) -> None:
 @run_app.command("list")
 def list_runs(as_json: AsJson = False) -> None:
     """All runs, newest first."""
-    with _Connection().client() as client:
+    with Connection().client() as client:
         runs = client.runs()
     if as_json:
         _print_json([run.model_dump(mode="json") for run in runs])
@@ -238,7 +209,7 @@ def list_runs(as_json: AsJson = False) -> None:
 @run_app.command("show")
 def show_run(run: str, as_json: AsJson = False) -> None:
     """One run: its state, and the report so far."""
-    with _Connection().client() as client:
+    with Connection().client() as client:
         found = client.run(run)
         if as_json:
             _print_json(found.model_dump(mode="json"))
@@ -259,49 +230,49 @@ def _print_members(run: Run) -> None:
 @run_app.command("stop")
 def stop_run(run: str, as_json: AsJson = False) -> None:
     """Stop a run; its sites end their processes."""
-    with _Connection().client() as client:
+    with Connection().client() as client:
         _print_run(client.stop_run(run), as_json)
 
 
 @run_app.command("pause")
 def pause_run(run: str, as_json: AsJson = False) -> None:
     """Pause a run: the open round ends, no other begins; its sites keep their processes and wait."""
-    with _Connection().client() as client:
+    with Connection().client() as client:
         _print_run(client.pause_run(run), as_json)
 
 
 @run_app.command("resume")
 def resume_run(run: str, as_json: AsJson = False) -> None:
     """Go on with a paused run."""
-    with _Connection().client() as client:
+    with Connection().client() as client:
         _print_run(client.resume_run(run), as_json)
 
 
 @run_app.command("add-site")
 def add_site(run: str, site: str, as_json: AsJson = False) -> None:
     """Add a site to a run that goes on, or take one back that was excluded."""
-    with _Connection().client() as client:
+    with Connection().client() as client:
         _print_run(client.add_site(run, site), as_json)
 
 
 @run_app.command("remove-site")
 def exclude_site(run: str, site: str, as_json: AsJson = False) -> None:
     """Exclude a site from a run; the others go on."""
-    with _Connection().client() as client:
+    with Connection().client() as client:
         _print_run(client.exclude_site(run, site), as_json)
 
 
 @run_app.command("delete")
 def delete_run(run: str) -> None:
     """Delete a run that has ended, with its log."""
-    with _Connection().client() as client:
+    with Connection().client() as client:
         client.delete_run(run)
 
 
 @run_app.command("export")
 def export_run(run: str, path: Annotated[Path, typer.Option("--out", help="file to write")]) -> None:
     """Write the trained parameters of a run as safetensors; buffers, such as BatchNorm's, are not among them yet."""
-    with _Connection().client() as client:
+    with Connection().client() as client:
         digest = export_model(client, run, path)
     out.print(f"{path}: parameters {digest}", soft_wrap=True)
 
@@ -312,7 +283,7 @@ def export_run(run: str, path: Annotated[Path, typer.Option("--out", help="file 
 @site_app.command("list")
 def list_sites(as_json: AsJson = False) -> None:
     """All sites."""
-    with _Connection().client() as client:
+    with Connection().client() as client:
         sites = client.sites()
     if as_json:
         _print_json([site.model_dump(mode="json") for site in sites])
@@ -326,5 +297,5 @@ def list_sites(as_json: AsJson = False) -> None:
 @site_app.command("remove")
 def remove_site(name: str) -> None:
     """Remove a site that no active run needs; its name is free again."""
-    with _Connection().client() as client:
+    with Connection().client() as client:
         client.remove_site(name)

@@ -1,12 +1,15 @@
 """CoordinatorClient: the REST API as methods. Used by the command line and by site agents.
 
 The transport is injectable, so that tests and the byte counters see every request. Requests are idempotent by design,
-so that a failed connection, a 429, a 502, a 503 or a 504 is tried again with the same bytes.
+so that a failed connection, a 429, a 502, a 503, a 504, a 507, or a body that was changed on its way, either way, is
+tried again with the same bytes, no sooner than its Retry-After says.
 """
 
 import hashlib
+import random
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
@@ -15,15 +18,27 @@ import stamina
 from pydantic import BaseModel, ValidationError
 
 from api import schemas
-from api.errors import PROBLEM_MEDIA_TYPE, IsthmusError, Problem, ProblemError, error_from_problem
+from api.access import AuditPage, IssuedToken, Token, TokenPage, TokenRequest
+from api.content_digest import DIGEST_MISMATCH, FIELD, agrees, content_digest
+from api.errors import (
+    PROBLEM_MEDIA_TYPE,
+    IsthmusError,
+    Problem,
+    ProblemError,
+    UnavailableError,
+    error_from_problem,
+)
 from api.payload import MEDIA_TYPE
 from api.service import Answer
+from api.tls import certificate_fault, is_loopback, trusted
 
 __all__ = ["CoordinatorClient", "UnreachableError"]
 
 BLOCK = 1 << 20
 """httpx slows down quadratically on one large bytes object: bodies are sent in blocks."""
-_TRY_AGAIN = frozenset({429, 502, 503, 504})
+_TRY_AGAIN = frozenset({429, 502, 503, 504, 507})
+_LONGEST_S = 60.0
+"""Of what a Retry-After may ask for."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -33,9 +48,23 @@ class UnreachableError(IsthmusError):
 
 
 class _TryAgainError(Exception):
-    def __init__(self, error: ProblemError) -> None:
+    def __init__(self, error: ProblemError, after_s: float | None = None) -> None:
         super().__init__(str(error))
         self.error = error
+        self.after_s = after_s
+
+
+def _again(error: Exception) -> bool | float:
+    """Whether to try again; or after how many seconds, not the same for all who were told the same."""
+    if isinstance(error, _TryAgainError) and error.after_s is not None:
+        return error.after_s * random.uniform(1.0, 1.5)
+    return isinstance(error, httpx.TransportError | _TryAgainError)
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds; the other form, a date, is for browsers."""
+    text = response.headers.get("Retry-After", "")
+    return min(float(text), _LONGEST_S) if text.isascii() and text.isdigit() else None
 
 
 def _blocks(body: bytes) -> Iterator[bytes]:
@@ -44,17 +73,14 @@ def _blocks(body: bytes) -> Iterator[bytes]:
         yield bytes(view[start : start + BLOCK])
 
 
-def _loopback(url: str) -> bool:
-    return httpx.URL(url).host in ("localhost", "127.0.0.1", "::1")
-
-
 class CoordinatorClient:
     """Talks to one coordinator with one token.
 
     Args:
         url: of the coordinator, with a path prefix if there is one.
         token: bearer token; None for the few public routes.
-        transport: replaces the network, in tests and for counting bytes.
+        transport: replaces the network, in tests and for counting bytes; `ca_file` is its own business.
+        ca_file: PEM file of the authority whose certificates are trusted, and of no other.
         patience: seconds for which an unreachable coordinator is tried again.
     """
 
@@ -64,6 +90,7 @@ class CoordinatorClient:
         token: str | None = None,
         *,
         transport: httpx.BaseTransport | None = None,
+        ca_file: Path | None = None,
         patience: float = 60.0,
     ) -> None:
         self.url = url.rstrip("/")
@@ -74,7 +101,8 @@ class CoordinatorClient:
             timeout=httpx.Timeout(30.0, read=90.0),
             limits=httpx.Limits(max_connections=8, keepalive_expiry=4.0),
             transport=transport,
-            trust_env=not _loopback(self.url),
+            verify=trusted(ca_file),
+            trust_env=not is_loopback(self.url),
             follow_redirects=False,
         )
 
@@ -112,16 +140,20 @@ class CoordinatorClient:
             sent.setdefault("Content-Type", MEDIA_TYPE)
         if body is not None:
             sent["Content-Length"] = str(len(body))
+            sent[FIELD] = content_digest(body)
         query = {name: value for name, value in (params or {}).items() if value is not None}
         try:
-            for attempt in stamina.retry_context(
-                on=(httpx.TransportError, _TryAgainError), attempts=None, timeout=self._patience, wait_max=2.0
-            ):
+            for attempt in stamina.retry_context(on=_again, attempts=None, timeout=self._patience, wait_max=2.0):
                 with attempt:
                     content = _blocks(body) if body is not None else None
                     response = self._http.request(method, path, content=content, params=query, headers=sent)
                     return self._checked(response)
         except httpx.TransportError as error:
+            if (fault := certificate_fault(error)) is not None:
+                raise UnreachableError(
+                    f"the certificate of {self.url} is not trusted here ({fault}); if a private authority has signed "
+                    "it, name that one's PEM file with ISTHMUS_CA_FILE"
+                ) from error
             raise UnreachableError(
                 f"no answer from the coordinator at {self.url} ({error or type(error).__name__}); "
                 "is it running, and is the URL right?"
@@ -132,11 +164,14 @@ class CoordinatorClient:
 
     @staticmethod
     def _checked(response: httpx.Response) -> httpx.Response:
+        if not agrees(response.headers.get(FIELD), response.content) and response.request.method != "HEAD":
+            where = f"{response.request.method} {response.request.url}"
+            raise _TryAgainError(UnavailableError(DIGEST_MISMATCH, f"the answer to {where} was changed on its way"))
         if response.is_success:
             return response
         error = _problem_of(response)
-        if response.status_code in _TRY_AGAIN:
-            raise _TryAgainError(error)
+        if response.status_code in _TRY_AGAIN or error.code == DIGEST_MISMATCH:
+            raise _TryAgainError(error, _retry_after(response))
         raise error
 
     def _get(self, answer: type[M], path: str, **params: Any) -> M:
@@ -210,8 +245,25 @@ class CoordinatorClient:
     def model(self, run: str) -> schemas.Model:
         return self._get(schemas.Model, f"/v1/runs/{_segment(run)}/model")
 
+    def layout(self, run: str) -> dict[str, Any]:
+        return self._get(schemas.RunLayout, f"/v1/runs/{_segment(run)}/layout").layout
+
     def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
         return self._get(schemas.OuterRoundPage, f"/v1/runs/{_segment(run)}/outer-rounds").items
+
+    # --- access -------------------------------------------------------------------------------------------------------
+
+    def create_token(self, request: TokenRequest) -> IssuedToken:
+        return IssuedToken.model_validate_json(self._send("POST", "/v1/tokens", json=request).content)
+
+    def tokens(self) -> list[Token]:
+        return self._get(TokenPage, "/v1/tokens").items
+
+    def revoke_token(self, token: str) -> None:
+        self._send("DELETE", f"/v1/tokens/{_segment(token)}")
+
+    def audit(self, cursor: str | None = None, limit: int | None = None) -> AuditPage:
+        return self._get(AuditPage, "/v1/audit", cursor=cursor, limit=limit)
 
     # --- ranks --------------------------------------------------------------------------------------------------------
 

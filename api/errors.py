@@ -11,6 +11,7 @@ IsthmusError                    anything a user may see; the message names the t
     ├── UnsupportedMediaError   415
     ├── InvalidError            422  the request makes no sense; `errors` lists what is wrong
     ├── UpgradeRequiredError    426  protocol versions do not overlap
+    ├── TooManyRequestsError    429  not now: `retry_after_s` of the context says when
     ├── UnavailableError        503  Redis or the blob store cannot be reached; try again
     └── StorageFullError        507
 """
@@ -31,6 +32,7 @@ __all__ = [
     "ProblemError",
     "StorageFullError",
     "TooLargeError",
+    "TooManyRequestsError",
     "UnauthorizedError",
     "UnavailableError",
     "UnsupportedMediaError",
@@ -119,6 +121,10 @@ class InvalidError(ProblemError):
 
 class UpgradeRequiredError(ProblemError):
     status, title = 426, "upgrade required"
+
+
+class TooManyRequestsError(ProblemError):
+    status, title = 429, "too many requests"
 
 
 class UnavailableError(ProblemError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,6 +14,10 @@ from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, ProblemError, TooLargeE
 __all__ = ["BodyLimits", "SecurityHeaders", "problem_response"]
 
 BODY_TIMEOUT_S = 60.0
+SLOWEST = 1024
+"""Bytes of a body in a second; nobody could train over less."""
+_RETRY_AFTER_S = {429: 1, 503: 1, 507: 10}
+"""By status; an operator makes room for 507."""
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'none'; "
     "base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
@@ -29,15 +34,15 @@ class BodyTimeoutError(InvalidError):
 
 def problem_response(error: ProblemError) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-    if error.status == 503:
-        headers["Retry-After"] = "1"
+    if error.status in _RETRY_AFTER_S:
+        headers["Retry-After"] = str(math.ceil(error.context.get("retry_after_s", _RETRY_AFTER_S[error.status])))
     text = json.dumps(error.problem().model_dump(), ensure_ascii=False)
     body = text.encode(errors="replace")  # it may quote what a hostile client sent
     return Response(body, status_code=error.status, media_type=PROBLEM_MEDIA_TYPE, headers=headers)
 
 
 class BodyLimits:
-    """Refuses a body by its declared size before reading it, and one that stops arriving.
+    """Refuses a body by its declared size before reading it, and one that stops arriving or trickles.
 
     Args:
         limit: bytes allowed for a request path.
@@ -55,7 +60,7 @@ class BodyLimits:
         if error is not None:
             await problem_response(error)(scope, receive, send)
             return
-        await self.app(scope, _with_timeout(receive), send)
+        await self.app(scope, _paced(receive), send)
 
     def _refusal(self, path: str, headers: Headers) -> ProblemError | None:
         if "content-encoding" in headers:
@@ -75,24 +80,41 @@ class BodyLimits:
         return None
 
 
-def _with_timeout(receive: Receive) -> Receive:
-    complete = False
+def _paced(receive: Receive) -> Receive:
+    """Each `BODY_TIMEOUT_S` spent waiting for the body are to bring `SLOWEST` bytes a second, or the whole rest of it.
 
-    async def timed() -> Message:
-        nonlocal complete
-        if complete:
-            return await receive()
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                message = await receive()
-        except TimeoutError:
-            raise BodyTimeoutError(
-                "body_timeout", f"the body stopped arriving for {BODY_TIMEOUT_S:g} s; send it again"
-            ) from None
-        complete = not message.get("more_body", False)
-        return message
+    Only waiting counts: whoever takes long to store a block does not make its sender late.
+    """
+    complete, arrived, waited = False, 0, 0.0
 
-    return timed
+    async def paced() -> Message:
+        nonlocal complete, arrived, waited
+        loop = asyncio.get_running_loop()
+        while not complete:
+            began = loop.time()
+            try:
+                async with asyncio.timeout(max(BODY_TIMEOUT_S - waited, 0.0)):
+                    message = await receive()
+            except TimeoutError:
+                if arrived < SLOWEST * BODY_TIMEOUT_S:
+                    raise _too_slow(arrived) from None
+                arrived, waited = 0, 0.0
+                continue
+            complete = not message.get("more_body", False)
+            arrived += len(message.get("body", b""))
+            waited += loop.time() - began
+            return message
+        return await receive()
+
+    return paced
+
+
+def _too_slow(arrived: int) -> BodyTimeoutError:
+    return BodyTimeoutError(
+        "body_timeout",
+        f"the body stopped arriving: {arrived} bytes in {BODY_TIMEOUT_S:g} s, where {SLOWEST} a second are the least; "
+        "send it again",
+    )
 
 
 class SecurityHeaders:

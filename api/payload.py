@@ -2,14 +2,21 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-__all__ = ["MEDIA_TYPE", "canonical_json", "decode_message", "digest_json", "encode_message"]
+__all__ = [
+    "MEDIA_TYPE",
+    "canonical_json",
+    "contribution_digest",
+    "decode_message",
+    "digest_json",
+    "encode_message",
+]
 
 MEDIA_TYPE = "application/vnd.isthmus+safetensors"
 _MAX_HEADER = 4 << 20
@@ -25,6 +32,11 @@ def canonical_json(value: object) -> str:
 def digest_json(value: object) -> str:
     """SHA-256 of the canonical JSON; the hash of an entry's header."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def contribution_digest(parts: Iterable[str]) -> str:
+    """The digest of a contribution, of the SHA-256 digests of its parts' messages, in order."""
+    return hashlib.sha256(",".join(parts).encode()).hexdigest()
 
 
 def encode_message(kind: str, header: Mapping[str, Any], arrays: Arrays) -> bytes:

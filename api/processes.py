@@ -48,6 +48,10 @@ class Service:
                 env={**os.environ, **environment},  # noqa: TID251 - passed on, not read
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def check(self) -> None:
         """Raises IsthmusError, with the end of its log, if the process has ended."""
         code = self._process.poll()

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from algorithms.parts import PART_BYTES
 from algorithms.settings import (
     INEXACT_BASE_UPDATES,
     PRESETS,
@@ -132,6 +133,10 @@ class RoundsSpec(Message):
     late_rounds: int = Field(default=3, ge=1, le=10**6, description="rounds missed in a row that bench a site")
     bench_s: float = Field(default=60.0, gt=0, le=86_400, description="for how long nobody waits for a benched site")
     restarts: int = Field(default=3, ge=0, le=10**6, description="failures of a site's ranks before it is excluded")
+    overlap: bool = Field(
+        default=False,
+        description="a round goes on while the next gradients are computed: each update is applied one step late",
+    )
 
 
 def _plain_json(value: Any, depth: int = 0) -> Any:
@@ -162,6 +167,12 @@ class RunSpec(Message):
     optimizer: OptimizerSpec = OptimizerSpec()
     outer: OuterSpec | None = None
     rounds: RoundsSpec = RoundsSpec()
+    part_bytes: int = Field(
+        default=PART_BYTES,
+        ge=1024,
+        le=PART_BYTES,
+        description="largest part of a contribution; smaller ones suit links that break within a few MiB",
+    )
     evaluate_every: int | None = Field(default=None, ge=1, description="steps between held-out evaluations")
     seed: int = Field(default=0, ge=0, lt=2**63)
 
@@ -357,6 +368,7 @@ class JoinReply(Message):
     layout: Digest
     upload_start: bool = Field(description="this site is to upload entry 0 (rule A3); ask again while there is none")
     evaluate: bool = Field(description="this site runs the held-out evaluation (rule C10)")
+    listed: Step = Field(default=0, description="last step whose entry lists this site; 0: none (rule A10)")
     resume: Resume | None = Field(default=None, description="load that and apply what follows; null: begin at entry 0")
 
 
@@ -388,7 +400,7 @@ class LogPage(Message):
 
 
 class ContributionHeader(Message):
-    """Travels with a contribution's arrays; the digest of the whole message is the contribution's."""
+    """Travels with the arrays of each part of a contribution, the same in all but `part`."""
 
     version: int
     run: str
@@ -428,6 +440,11 @@ class FinalReport(Message):
 
 class FinalReply(Message):
     upload: bool = Field(description="this site is asked for the parameters; report again once they are stored")
+
+
+class RunLayout(Message):
+    digest: Digest
+    layout: dict[str, Any] = Field(description="as ParameterLayout.to_json writes it")
 
 
 class Model(Message):

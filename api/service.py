@@ -2,23 +2,32 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from api import schemas
+from api.access import AuditPage, IssuedToken, Scope, Token, TokenRequest
 
-__all__ = ["Answer", "Principal", "Service"]
-
-Scope = Literal["admin", "observer", "join", "site", "ranks"]
+__all__ = ["Access", "Answer", "Principal", "Scope", "Service"]
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who is asking, from the token only. `site` for a site's agent; `run`, `site`, `attempt` for its ranks."""
+    """Who is asking, from the token only.
+
+    `site` for a site's agent; `run`, `site`, `attempt` for its ranks; `token` and `name` of a token that people hold.
+    """
 
     scope: Scope
     site: str | None = None
     run: str | None = None
     attempt: int | None = None
+    token: str = ""
+    name: str = ""
+
+    @property
+    def who(self) -> str:
+        """A name for people."""
+        return self.name or f"{self.scope} {self.site}"
 
 
 @dataclass(frozen=True)
@@ -33,8 +42,22 @@ class Answer:
     accepted: bool = True
 
 
+class Access(Protocol):
+    """Tokens that people hold, and the record of what was done with them."""
+
+    async def create_token(self, request: TokenRequest) -> IssuedToken: ...
+    async def tokens(self) -> list[Token]: ...
+    async def token(self, token: str) -> Token: ...
+    async def revoke_token(self, token: str) -> None: ...
+    async def record(self, principal: Principal, act: str, target: str, status: int) -> None: ...
+    async def audit(self, cursor: int | None, limit: int) -> AuditPage: ...
+
+
 class Service(Protocol):
     """All methods raise `api.errors.ProblemError`; `wait` is the longest time to wait, in seconds."""
+
+    @property
+    def access(self) -> Access: ...
 
     async def authenticate(self, token: str) -> Principal | None: ...
     async def health(self) -> schemas.Health: ...
@@ -64,6 +87,7 @@ class Service(Protocol):
     async def report_final(
         self, run: str, site: str, attempt: int, report: schemas.FinalReport
     ) -> schemas.FinalReply: ...
+    async def layout(self, run: str) -> schemas.RunLayout: ...
     async def model(self, run: str) -> schemas.Model: ...
 
     async def contribute(

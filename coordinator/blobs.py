@@ -73,6 +73,10 @@ class BlobDirectory:
                 draft.discard()
         return digest
 
+    def remove(self, digest: str) -> None:
+        """Nothing may refer to it any more."""
+        self.path(digest).unlink(missing_ok=True)
+
     def has(self, digest: str) -> bool:
         return self.path(digest).is_file()
 

@@ -1,29 +1,27 @@
 """Moves runs: applies events by compare-and-set, does pending work, wakes who waits. No leader: any number of these.
 
-Whoever waits looks at Redis again every second, so that a change made by another process, or a lost wake-up, costs a
-second and nothing more.
+Whoever waits is woken by commits of this process and, over Redis, of others. It looks at Redis again every second, too,
+so that a wake-up that is lost costs a second and nothing more.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 import structlog
 
-from algorithms.codec import digest_arrays
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError
-from api.payload import encode_message
-from api.schemas import RunStatus
+from coordinator.aggregation import LostContributionError, aggregate_round
 from coordinator.blobs import BlobDirectory
-from coordinator.entries import step_header
-from coordinator.events import Aggregated, Averaged, Event, WorkFailed
+from coordinator.events import Averaged, Event, WorkFailed
 from coordinator.layouts import Layouts
+from coordinator.logs import Logs
+from coordinator.news import concern_agents
 from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
 from coordinator.records import RunState
-from coordinator.rounds import aggregate_round
 from coordinator.state import AggregateRound, AverageFragment, Job, pending, transition
 from coordinator.store import Store
 from coordinator.waiting import reason_of
@@ -38,20 +36,21 @@ log = structlog.get_logger()
 class Engine:
     """The shell around `coordinator.state`."""
 
-    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts) -> None:
+    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, logs: Logs) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
+        self._logs = logs
         self._changed: dict[str, asyncio.Event] = {}
         self._assignments_changed = asyncio.Event()
         self._jobs: dict[tuple[str, Job], asyncio.Task[None]] = {}
         self._closing = False
 
-    async def apply(self, run: str, event: Event, messages: dict[int, str] | None = None) -> RunState:
+    async def apply(self, run: str, event: Event, messages: Mapping[int, Sequence[str]] | None = None) -> RunState:
         """The run's state after `event`, committed; a lost race is run again.
 
         Args:
-            messages: blob of the message of an entry that this event appends, by its seq.
+            messages: digests of the messages of an entry that this event appends, by its seq.
         """
         while True:
             before = await self._store.load(run)
@@ -59,7 +58,7 @@ class Engine:
             if after.state == before.state:
                 break
             if await self._store.commit(before, after, messages):
-                self._wake(run, agents=_assignments(after.state) != _assignments(before.state))
+                self._wake(run, agents=concern_agents(before.state, after.state))
                 break
         if after.state.status is not before.state.status:
             because = {"because": after.state.ended_because} if after.state.ended_because else {}
@@ -86,6 +85,10 @@ class Engine:
         """Until there is news for agents in some run, at most a second."""
         if not self._closing:
             await _wait_for(self._assignments_changed, min(seconds, RECHECK_S))
+
+    async def listen(self) -> None:
+        """Wakes for commits of other processes, for ever."""
+        await self._store.listen(lambda news: self._wake(news.run, agents=news.agents))
 
     def _wake(self, run: str, *, agents: bool) -> None:
         if (changed := self._changed.pop(run, None)) is not None:
@@ -143,20 +146,12 @@ class Engine:
             )
 
     async def _aggregate(self, state: RunState, job: AggregateRound, layout: ParameterLayout) -> None:
-        region = state.regions[job.region]
-        assert region.round is not None
-        bodies = {}
-        for site, sent in region.round.contributions.items():
-            body = await self._store.payload(state.id, sent.digest)
-            if body is None:
-                await self._missing(state.id, job, site)
-                return
-            bodies[site] = body
-        arrays, norms = await asyncio.to_thread(aggregate_round, bodies, layout, state.spec.optimizer)
-        parts = (digest_arrays(arrays),)
-        header = step_header(state, region, parts, norms)
-        blob = await asyncio.to_thread(self._blobs.put_bytes, encode_message("entry", header, arrays))
-        await self.apply(state.id, Aggregated(job.region, job.step, parts, norms), {header["seq"]: blob})
+        try:
+            event, messages = await aggregate_round(state, job.region, layout, self._store, self._logs)
+        except LostContributionError as error:
+            await self._missing(state.id, job, error.site)
+        else:
+            await self.apply(state.id, event, messages)
 
     async def _missing(self, run: str, job: AggregateRound, site: str) -> None:
         """Another process has closed the round meanwhile; or else Redis has lost what it had accepted."""
@@ -179,10 +174,6 @@ class Engine:
         )
         anchor, momentum = await asyncio.to_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
         await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum))
-
-
-def _assignments(state: RunState) -> tuple[RunStatus, dict[str, int]]:
-    return state.status, state.assigned
 
 
 def _log_members(before: RunState, after: RunState) -> None:

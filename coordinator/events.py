@@ -106,6 +106,19 @@ class CaughtUp:
 
 
 @dataclass(frozen=True)
+class PartSent:
+    """One part of a contribution, of which only the whole is an event."""
+
+    site: str
+    attempt: int
+    region: str
+    step: int
+    position: Position
+    part: int
+    digest: str
+
+
+@dataclass(frozen=True)
 class Contributed:
     site: str
     attempt: int

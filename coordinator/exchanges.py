@@ -2,21 +2,19 @@
 
 import asyncio
 import hashlib
-from collections import OrderedDict
-from contextlib import suppress
 
 from api import schemas
-from api.errors import ConflictError, GoneError, InvalidError, NotFoundError
-from api.payload import encode_message
+from api.errors import ConflictError, GoneError, NotFoundError
+from api.payload import contribution_digest
 from api.schemas import RunStatus
 from api.service import Answer
 from coordinator.blobs import BlobDirectory
+from coordinator.contributions import Contributions
 from coordinator.engine import Engine
-from coordinator.events import Abstained, Announced, Contributed, Refused
-from coordinator.layouts import Layouts
+from coordinator.events import Abstained, Announced, Contributed
+from coordinator.logs import Logs
 from coordinator.quorum import remaining
-from coordinator.records import RunState, Sent
-from coordinator.rounds import read_header, read_update
+from coordinator.records import RunState
 from coordinator.store import Store
 from coordinator.waiting import waiting_for
 
@@ -24,18 +22,17 @@ __all__ = ["Exchanges"]
 
 _PAGE = 500
 """Entries in one page of the log."""
-_MESSAGES_KEPT = 16
-_REASON = 500
-"""Characters of the reason for which a contribution was refused."""
 
 
 class Exchanges:
-    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, engine: Engine) -> None:
+    def __init__(
+        self, store: Store, blobs: BlobDirectory, contributions: Contributions, logs: Logs, engine: Engine
+    ) -> None:
         self._store = store
         self._blobs = blobs
-        self._layouts = layouts
+        self._contributions = contributions
+        self._logs = logs
         self._engine = engine
-        self._messages: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
 
     # --- answers of sites ---------------------------------------------------------------------------------------------
 
@@ -43,33 +40,28 @@ class Exchanges:
         self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
     ) -> Answer:
         state = (await self._store.load(run)).state
-        digest = hashlib.sha256(body).hexdigest()
+        _known_region(state, region)
+        last = part == (count := len(await self._contributions.parts(state))) - 1
         if _closed(state, region, step):
-            return await self._answer_closed(run, region, step, site, digest)
-        layout, optimizer = await self._layouts.of(state), state.spec.optimizer
-        header, arrays = await asyncio.to_thread(read_header, body, layout, optimizer)
-        _same_place(header, run=run, region=region, step=step, site=site, part=part)
-        try:
-            await asyncio.to_thread(read_update, header, arrays, layout, optimizer)
-        except InvalidError as error:
-            reason = error.detail.encode(errors="replace").decode()[:_REASON]
-            with suppress(ConflictError):
-                await self._engine.apply(run, Refused(site, attempt, region, step, header.position, reason))
-            raise
-        await self._store.put_payload(run, digest, body)
-        sent = Sent(digest=digest, tokens=header.tokens)
-        return await self._take_in(run, Contributed(site, attempt, region, step, header.position, sent), digest, wait)
+            whole = contribution_digest([hashlib.sha256(body).hexdigest()]) if count == 1 else None
+            return await self._answer_closed(run, region, step, site, "contributors", whole)
+        event = await self._contributions.take(state, region, step, site, attempt, part, body)
+        if isinstance(event, Contributed):
+            return await self._take_in(run, event, wait if last else 0.0)
+        if last:
+            return Answer(None, f"parts {event} of {count} are missing: send all of them again", accepted=False)
+        return Answer(None, waiting_for(state))
 
     async def abstain(
         self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
     ) -> Answer:
         state = (await self._store.load(run)).state
         if _closed(state, region, step):
-            return await self._answer_closed(run, region, step, site, None)
+            return await self._answer_closed(run, region, step, site, "abstentions")
         event = Abstained(site, attempt, region, step, abstention.position, abstention.reason)
-        return await self._take_in(run, event, None, wait)
+        return await self._take_in(run, event, wait)
 
-    async def _take_in(self, run: str, event: Contributed | Abstained, digest: str | None, wait: float) -> Answer:
+    async def _take_in(self, run: str, event: Contributed | Abstained, wait: float) -> Answer:
         """The update, once the round is closed. A round that is next and not open yet is waited for, too (A16)."""
 
         def not_yet(state: RunState) -> bool:
@@ -88,11 +80,14 @@ class Exchanges:
         except GoneError as error:
             state = (await self._store.load(run)).state
             if error.code == "closed_without_you" and _closed(state, event.region, event.step):
-                return await self._answer_closed(run, event.region, event.step, event.site, digest)
+                place = (run, event.region, event.step, event.site)
+                if isinstance(event, Contributed):
+                    return await self._answer_closed(*place, "contributors", event.sent.digest)
+                return await self._answer_closed(*place, "abstentions")
             raise
         return await self._await_update(run, event.region, event.step, max(deadline - loop.time(), 0.0))
 
-    async def _await_update(self, run: str, region: str, step: int, wait: float) -> Answer:
+    async def _await_update(self, run: str, region: str, step: int, wait: float, part: int = 0) -> Answer:
         def over(state: RunState) -> bool:
             return _closed(state, region, step) or not state.going_on
 
@@ -101,36 +96,36 @@ class Exchanges:
             if state.status.terminal or state.status is RunStatus.STOPPING:
                 raise GoneError("run_ended", f"run {run} is {state.status}: {state.ended_because}")
             return Answer(None, waiting_for(state))
-        seq = await self._store.seq_of_step(run, region, step)
+        seq = await self._logs.seq_of_step(run, region, step)
         if seq is None:
             raise _skipped(region, step)
-        return Answer(await self._message(run, region, seq))
+        return Answer(await self._logs.message(run, region, seq, part))
 
-    async def _answer_closed(self, run: str, region: str, step: int, site: str, digest: str | None) -> Answer:
-        """The update, if the entry lists what the site sent (A1); `digest` None: if it abstained."""
-        seq = await self._store.seq_of_step(run, region, step)
+    async def _answer_closed(
+        self, run: str, region: str, step: int, site: str, among: str, digest: str | None = None
+    ) -> Answer:
+        """The update, if the entry lists the site, with what it has sent (A1).
+
+        One part of several does not say what that is; whoever gets the update still compares digests.
+        """
+        seq = await self._logs.seq_of_step(run, region, step)
         if seq is None:
             raise _skipped(region, step)
-        (header,) = await self._store.entries(run, region, seq, seq + 1)
-        if digest is None:
-            listed = any(abstention["site"] == site for abstention in header["abstentions"])
-        else:
-            listed = any((sent["site"], sent["digest"]) == (site, digest) for sent in header["contributors"])
-        if not listed:
+        header = await self._logs.header(run, region, seq)
+        if not any(line["site"] == site and digest in (None, line.get("digest")) for line in header[among]):
             raise GoneError(
                 "closed_without_you",
                 f"the round of step {step} is closed and does not list what {site} sent: take its entry {seq} instead",
                 context={"seq": seq},
             )
-        return Answer(await self._message(run, region, seq))
+        return Answer(await self._logs.message(run, region, seq, 0))
 
     async def update(self, run: str, region: str, step: int, part: int, wait: float) -> Answer:
-        _only_part(part)
         state = (await self._store.load(run)).state
         _known_region(state, region)
         if step > state.spec.steps:
             raise NotFoundError("step_not_found", f"run {run} has {state.spec.steps} steps: there is no step {step}")
-        return await self._await_update(run, region, step, wait)
+        return await self._await_update(run, region, step, wait, part)
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
@@ -142,30 +137,12 @@ class Exchanges:
         _known_region((await self._store.load(run)).state, region)
         state = await self._engine.wait(run, over, wait)
         end = start + _PAGE if stop is None else min(stop, start + _PAGE)
-        headers = await self._store.entries(run, region, start, end)
+        headers = await self._logs.headers(run, region, start, end)
         return schemas.LogPage(items=headers, head=state.regions[region].head, ended=state.status.terminal)
 
     async def entry(self, run: str, region: str, seq: int, part: int) -> bytes:
-        _only_part(part)
         _known_region((await self._store.load(run)).state, region)
-        return await self._message(run, region, seq)
-
-    async def _message(self, run: str, region: str, seq: int) -> bytes:
-        key = (run, region, seq)
-        if key not in self._messages:
-            headers = await self._store.entries(run, region, seq, seq + 1)
-            if not headers:
-                raise NotFoundError(
-                    "entry_not_found", f"the log of region {region} in run {run} has no entry {seq} yet"
-                )
-            blob = await self._store.message_blob(run, region, seq)
-            if blob is None:
-                self._messages[key] = encode_message("entry", headers[0], {})
-            else:
-                self._messages[key] = await asyncio.to_thread(self._blobs.path(blob).read_bytes)
-            while len(self._messages) > _MESSAGES_KEPT:
-                self._messages.popitem(last=False)
-        return self._messages[key]
+        return await self._logs.message(run, region, seq, part)
 
     async def announce(
         self,
@@ -211,14 +188,3 @@ def _known_region(state: RunState, region: str) -> None:
     if region not in state.regions:
         there = ", ".join(state.regions) or "none before it is started"
         raise NotFoundError("region_not_found", f"run {state.id} has no region {region!r}; its regions: {there}")
-
-
-def _only_part(part: int) -> None:
-    if part != 0:
-        raise NotFoundError("part_not_found", f"part {part}: entries have one part, number 0")
-
-
-def _same_place(header: schemas.ContributionHeader, **place: str | int) -> None:
-    named = {name: getattr(header, name) for name in place}
-    if named != place:
-        raise InvalidError("other_place", f"the contribution's header says {named}, its URL {place}")

@@ -5,7 +5,6 @@ import json
 
 from algorithms.layout import ParameterLayout
 from algorithms.traffic import contribution_bytes
-from api.app import CONTRIBUTION_LIMIT
 from api.errors import ConflictError, InvalidError
 from api.payload import canonical_json
 from api.schemas import RunSpec
@@ -15,8 +14,8 @@ from coordinator.records import Layout, RunState
 __all__ = ["Layouts", "checked_layout", "require_same_layout"]
 
 _KEPT = 32
-_HEADER_ROOM = 1 << 18
-"""For the header of a contribution, which names absent tensors."""
+MAX_PARTS = 1024
+"""About that many parts of a contribution, whose digests are in every state of the run."""
 
 
 class Layouts:
@@ -58,10 +57,10 @@ def checked_layout(value: dict[str, object], spec: RunSpec) -> ParameterLayout:
                 theirs = getattr(spec.optimizer, name)
                 raise ValueError(f"the layout has {name} {getattr(layout, name)}, the run's spec {theirs}")
         size = contribution_bytes(layout, spec.optimizer.k, spec.optimizer.codec, spec.optimizer.indices)
-        if size > CONTRIBUTION_LIMIT - _HEADER_ROOM:
+        if size > (limit := MAX_PARTS * spec.part_bytes):
             raise ValueError(
-                f"a contribution to this model would take {size} bytes, more than the limit of {CONTRIBUTION_LIMIT}: "
-                f"lower optimizer.k (now {spec.optimizer.k}) or use codec sign"
+                f"a contribution to this model would take {size} bytes, more than the {limit} of {MAX_PARTS} parts of "
+                f"part_bytes = {spec.part_bytes}: lower optimizer.k (now {spec.optimizer.k}) or use codec sign"
             )
         if spec.outer is not None:
             layout.fragments(spec.outer.fragments)

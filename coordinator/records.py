@@ -4,6 +4,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from algorithms.settings import STATEFUL_BASE_UPDATES
 from api.schemas import Condition, Position, Resume, RunSpec, RunStatus
 
 __all__ = [
@@ -26,10 +27,12 @@ class Record(BaseModel):
 
 
 class Sent(Record):
-    """A contribution that is in the store: the digest of its bytes, and the tokens behind it."""
+    """A contribution that is in the store: its digest and those of its parts, the tokens behind it, its L2 norm."""
 
     digest: str
+    parts: tuple[str, ...]
     tokens: int
+    norm: float
 
 
 class Round(Record):
@@ -84,6 +87,7 @@ class Member(Record):
         failures: of ranks, since the last contribution that was accepted; `failure` is the last one.
         delays: seconds from the first answer of a round to its own, the last few, late ones among them.
         missed: rounds in a row that closed without its answer.
+        listed: the last step whose entry lists its contribution, 0 for none (rule A10).
         late: the first of those that its ranks may still be busy with.
         benched_until: the earliest time of its release.
         away, excluded: the reasons, while this holds.
@@ -102,6 +106,7 @@ class Member(Record):
     failure: str = ""
     delays: tuple[float, ...] = ()
     missed: int = 0
+    listed: int = 0
     late: Missed | None = None
     benched_until: datetime | None = None
     away: str = ""
@@ -195,6 +200,11 @@ class RunState(Record):
     def going_on(self) -> bool:
         """Entry 0 is in the logs, and the run has not been told to stop."""
         return self.status in (RunStatus.RUNNING, RunStatus.PAUSED)
+
+    def entrance(self, region: str) -> Resume | None:
+        """Where the region's log may be entered; None: at entry 0 only, as with base updates that keep state."""
+        stateful = self.spec.optimizer.base_update in STATEFUL_BASE_UPDATES
+        return None if stateful else self.regions[region].resume
 
     @property
     def step(self) -> int:

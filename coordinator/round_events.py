@@ -5,15 +5,15 @@ from typing import Any
 
 from api.errors import ConflictError, ForbiddenError, GoneError
 from coordinator.entries import step_header
-from coordinator.events import Abstained, Aggregated, Answer, AnsweredLate, Contributed, Norm, Refused
+from coordinator.events import Abstained, Aggregated, Answer, AnsweredLate, Contributed, Norm, PartSent, Refused
 from coordinator.quorum import DELAYS_KEPT
-from coordinator.records import Member, Missed, Region, Round, RunState
+from coordinator.records import Member, Missed, Region, Round, RunState, Sent
 from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member, with_region
 
-__all__ = ["abstained", "aggregated", "answered_late", "contributed", "emptied", "frozen", "refused"]
+__all__ = ["abstained", "admitted", "aggregated", "answered_late", "contributed", "emptied", "frozen", "refused"]
 
 
-def _open_round(state: RunState, event: Answer) -> tuple[Region, Round]:
+def _open_round(state: RunState, event: Answer | PartSent) -> tuple[Region, Round]:
     """The region and its round, if the event's site, step and position belong to it."""
     member = ranks_of(state, event.site, event.attempt)
     if member.region != event.region:
@@ -36,6 +36,38 @@ def _open_round(state: RunState, event: Answer) -> tuple[Region, Round]:
     return region, region.round
 
 
+def admitted(part: PartSent, state: RunState) -> Sent | None:
+    """The contribution that was taken in with this part, if it was.
+
+    Raises what a contribution with this part would be refused with, as far as that is known now; not that its round is
+    not open yet.
+    """
+    try:
+        _, round_ = _open_round(state, part)
+    except ConflictError as error:
+        if error.code == "round_not_open" and part.step == state.regions[part.region].step + 1:
+            return None
+        raise
+    before = round_.contributions.get(part.site)
+    if part.site in round_.abstentions or (before is not None and before.parts[part.part] != part.digest):
+        raise _other_bytes(part)
+    if before is None and round_.frozen:
+        raise _closing(part)
+    return before
+
+
+def _other_bytes(event: Answer | PartSent) -> ConflictError:
+    return ConflictError("other_bytes", f"site {event.site} has already answered step {event.step} with something else")
+
+
+def _closing(event: Answer | PartSent) -> GoneError:
+    return GoneError(
+        "closed_without_you",
+        f"step {event.step} is being aggregated without {event.site}: take its entry instead",
+        context={"seq": event.position.seq + 1},
+    )
+
+
 def contributed(event: Contributed, state: RunState, now: datetime) -> Transition:
     """Taken in once, and for good: the entry will list it (A1)."""
     region, round_ = _open_round(state, event)
@@ -43,9 +75,7 @@ def contributed(event: Contributed, state: RunState, now: datetime) -> Transitio
     if before is not None and before.digest == event.sent.digest:
         return Transition(state)
     if before is not None or event.site in round_.abstentions:
-        raise ConflictError(
-            "other_bytes", f"site {event.site} has already answered step {event.step} with something else"
-        )
+        raise _other_bytes(event)
     refusals = {site: reason for site, reason in round_.refusals.items() if site != event.site}
     contributions = {**round_.contributions, event.site: event.sent}
     state = with_member(state, event.site, failures=0)
@@ -77,11 +107,7 @@ def _answered(state: RunState, event: Answer, region: Region, now: datetime, **a
     round_ = region.round
     assert round_ is not None
     if round_.frozen:
-        raise GoneError(
-            "closed_without_you",
-            f"step {event.step} is being aggregated without {event.site}: take its entry instead",
-            context={"seq": event.position.seq + 1},
-        )
+        raise _closing(event)
     first_answer = round_.first_answer or now
     if event.site not in round_.answered:
         state = _with_delay(state, event.site, first_answer, now)
@@ -153,5 +179,7 @@ def _closed(state: RunState, region: Region, parts: tuple[str, ...], norms: dict
     round_ = region.round
     assert round_ is not None
     header = step_header(state, region, parts, norms)
+    for site in round_.contributions:
+        state = with_member(state, site, listed=round_.step)
     tokens = region.tokens + sum(sent.tokens for sent in round_.contributions.values())
     return append(state, region.model_copy(update={"step": round_.step, "round": None, "tokens": tokens}), header)

@@ -1,4 +1,4 @@
-"""A round's arithmetic: reads and validates contributions, and aggregates those that a frozen round lists. No I/O."""
+"""A round's arithmetic: reads, validates and aggregates parts of contributions. No I/O."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,35 +6,34 @@ from typing import Any
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from algorithms.aggregate import aggregate, norm, outlier_halvings
+from algorithms.aggregate import aggregate, outlier_halvings, without_empty_tensors
 from algorithms.codec import pack_update, unpack_contribution
 from algorithms.layout import ParameterLayout
+from algorithms.parts import cut
 from algorithms.updates import SparseUpdate
 from api.errors import ConflictError, InvalidError, faults_of
 from api.payload import decode_message
 from api.schemas import PROTOCOL_VERSION, ContributionHeader, OptimizerSpec
 from coordinator.events import Norm
+from coordinator.records import Sent
 
-__all__ = ["aggregate_round", "check_header", "read_contribution", "read_header", "read_update"]
+__all__ = ["aggregate_part", "check_header", "norms_of", "parts_of", "read_header", "read_update"]
 
 
-def read_contribution(
-    body: bytes, layout: ParameterLayout, optimizer: OptimizerSpec
-) -> tuple[ContributionHeader, SparseUpdate]:
-    """Header and coefficients of a contribution, everything about them checked.
-
-    Raises:
-        ConflictError: made for another layout or with other settings than the run's.
-        InvalidError: malformed; the detail names the tensor and the reason.
-    """
-    header, arrays = read_header(body, layout, optimizer)
-    return header, read_update(header, arrays, layout, optimizer)
+def parts_of(layout: ParameterLayout, optimizer: OptimizerSpec, part_bytes: int) -> tuple[range, ...]:
+    """The chunks of each part of a contribution."""
+    return cut(layout, optimizer.k, optimizer.codec, optimizer.indices, part_bytes)
 
 
 def read_header(
     body: bytes, layout: ParameterLayout, optimizer: OptimizerSpec
 ) -> tuple[ContributionHeader, dict[str, NDArray[Any]]]:
-    """The header, checked, and the packed arrays, as they are."""
+    """The header of a part, checked but for its number, and the packed arrays, as they are.
+
+    Raises:
+        ConflictError: made for another layout or with other settings than the run's.
+        InvalidError: malformed.
+    """
     try:
         raw, arrays = decode_message("contribution", body)
         header = ContributionHeader.model_validate(raw)
@@ -48,11 +47,26 @@ def read_header(
 
 
 def read_update(
-    header: ContributionHeader, arrays: Mapping[str, NDArray[Any]], layout: ParameterLayout, optimizer: OptimizerSpec
+    header: ContributionHeader,
+    arrays: Mapping[str, NDArray[Any]],
+    layout: ParameterLayout,
+    optimizer: OptimizerSpec,
+    chunks: range,
 ) -> SparseUpdate:
+    """The coefficients of a part: of these chunks, and of all of them.
+
+    Raises:
+        InvalidError: malformed; the detail names the tensor and the reason.
+    """
     try:
         return unpack_contribution(
-            arrays, layout, codec=optimizer.codec, k=optimizer.k, absent=header.absent, indices=optimizer.indices
+            arrays,
+            layout,
+            codec=optimizer.codec,
+            k=optimizer.k,
+            absent=header.absent,
+            indices=optimizer.indices,
+            chunks=chunks,
         )
     except ValueError as error:
         raise InvalidError("bad_contribution", str(error)) from None
@@ -61,8 +75,6 @@ def read_update(
 def check_header(header: ContributionHeader, layout: ParameterLayout, optimizer: OptimizerSpec) -> None:
     if header.version != PROTOCOL_VERSION:
         raise InvalidError("bad_contribution", f"contribution version {header.version}; this is {PROTOCOL_VERSION}")
-    if (header.part, header.parts) != (0, 1):
-        raise InvalidError("one_part", f"part {header.part} of {header.parts}: contributions have one part, number 0")
     sent = {"layout": header.layout, "codec": header.codec, "indices": header.indices, "k": header.k}
     wanted = {"layout": layout.digest, "codec": optimizer.codec, "indices": optimizer.indices, "k": optimizer.k}
     differing = [f"{name} is {sent[name]}, the run's is {wanted[name]}" for name in sent if sent[name] != wanted[name]]
@@ -70,24 +82,35 @@ def check_header(header: ContributionHeader, layout: ParameterLayout, optimizer:
         raise ConflictError("settings_differ", f"contribution of {header.site}: {'; '.join(differing)}")
 
 
-def aggregate_round(
-    bodies: Mapping[str, bytes], layout: ParameterLayout, optimizer: OptimizerSpec
-) -> tuple[dict[str, NDArray[Any]], dict[str, Norm]]:
-    """The update's packed arrays, and the norm of each site's contribution.
+def norms_of(sent: Mapping[str, Sent], optimizer: OptimizerSpec) -> dict[str, Norm]:
+    """The norm of each site's contribution, and how often it is halved as an outlier."""
+    sites = sorted(sent)
+    norms = [sent[site].norm for site in sites]
+    halvings = outlier_halvings(norms) if optimizer.outliers == "halve" else [0] * len(sites)
+    return dict(zip(sites, map(Norm, norms, halvings), strict=True))
+
+
+def aggregate_part(
+    bodies: Mapping[str, bytes],
+    layout: ParameterLayout,
+    optimizer: OptimizerSpec,
+    chunks: range,
+    halvings: Mapping[str, int],
+) -> dict[str, NDArray[Any]]:
+    """The packed arrays of one part of the update.
 
     Args:
-        bodies: contribution messages by site, already validated when they arrived.
+        bodies: messages of that part by site, already validated when they arrived.
+        halvings: of contributions, by site.
     """
-    read = [read_contribution(bodies[site], layout, optimizer) for site in sorted(bodies)]
-    contributions = [contribution for _, contribution in read]
-    norms = [norm(contribution) for contribution in contributions]
-    halvings = outlier_halvings(norms) if optimizer.outliers == "halve" else [0] * len(read)
+    read = [read_header(bodies[site], layout, optimizer) for site in sorted(bodies)]
     update = aggregate(
-        contributions,
+        (read_update(header, arrays, layout, optimizer, chunks) for header, arrays in read),
         layout,
-        halvings,
+        [halvings[site] for site in sorted(bodies)],
         average=optimizer.average,
         tokens=[header.tokens for header, _ in read],
         largest=optimizer.largest,
+        chunks=chunks,
     )
-    return dict(pack_update(update, layout)), dict(zip(sorted(bodies), map(Norm, norms, halvings), strict=True))
+    return dict(pack_update(without_empty_tensors(update, layout), layout))

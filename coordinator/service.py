@@ -9,14 +9,15 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 from redis.exceptions import RedisError
 
-from algorithms.settings import STATEFUL_BASE_UPDATES
 from algorithms.traffic import parameters_bytes
 from api import schemas
 from api.errors import ConflictError, GoneError, InvalidError, NotFoundError, ProblemError
 from api.payload import digest_json
 from api.schemas import RunStatus
 from api.service import Answer, Principal
+from coordinator.access import Access
 from coordinator.blobs import BlobDirectory
+from coordinator.contributions import Contributions
 from coordinator.engine import Engine
 from coordinator.events import (
     AnsweredLate,
@@ -35,11 +36,15 @@ from coordinator.events import (
 )
 from coordinator.exchanges import Exchanges
 from coordinator.layouts import Layouts, checked_layout, require_same_layout
+from coordinator.logs import Logs
+from coordinator.packing import Packer
+from coordinator.pressure import Pressure
 from coordinator.records import RunState, Start
 from coordinator.settings import Settings
 from coordinator.sites import Sites
 from coordinator.state import due_at, transition
-from coordinator.store import Store, hashed
+from coordinator.store import Store, unavailable
+from coordinator.tokens import hashed
 from coordinator.views import run_view
 
 __all__ = ["CoordinatorService"]
@@ -51,13 +56,17 @@ class CoordinatorService:
     """Implements `api.service.Service`."""
 
     def __init__(self, store: Store, blobs: BlobDirectory, settings: Settings) -> None:
+        self.access = Access(store)
         self._store = store
         self._blobs = blobs
         self._settings = settings
         self._layouts = Layouts(blobs)
-        self._engine = Engine(store, blobs, self._layouts)
+        self._logs = Logs(store, blobs)
+        self._engine = Engine(store, blobs, self._layouts, self._logs)
         self._sites = Sites(store, self._engine, settings)
-        self._exchanges = Exchanges(store, blobs, self._layouts, self._engine)
+        contributions = Contributions(store, self._layouts, self._engine, Pressure(store, settings.redis_budget_mb))
+        self._exchanges = Exchanges(store, blobs, contributions, self._logs, self._engine)
+        self._packer = Packer(store, blobs, settings)
         self._ticked = self._outage_s = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -72,19 +81,26 @@ class CoordinatorService:
                 log.warning("tick failed, to be tried again", error=str(error))
             await asyncio.sleep(self._settings.tick_s)
 
+    async def keep_listening(self) -> None:
+        """Wakes who waits here for what another process has done."""
+        await self._engine.listen()
+
     async def tick(self) -> None:
         """What time has made due. To be done once before any request is answered: an outage is noticed here (A6)."""
         now, outage_s = await self._store.tick(self._settings.tick_s, self._settings.lease_s)
         self._outage_s += outage_s
-        for state in await self._store.active():
+        active = await self._store.active()
+        for state in active:
             due = due_at(state)
             if self._outage_s or (due is not None and due <= now):
                 await self._engine.apply(state.id, Ticked(self._outage_s))
             self._engine.work(state)
         self._outage_s = 0.0
         await self._sites.expire(now)
+        self._packer.start(active)
 
     async def close(self) -> None:
+        await self._packer.close()
         await self._engine.close()
 
     async def health(self) -> schemas.Health:
@@ -100,7 +116,10 @@ class CoordinatorService:
         return schemas.Health(status="ok", detail=dict.fromkeys(await self._store.warnings(), "warning"))
 
     async def authenticate(self, token: str) -> Principal | None:
-        found = await self._store.principal(hashed(token))
+        try:
+            found = await self._store.tokens.principal(hashed(token))
+        except RedisError as error:
+            raise unavailable(error) from None
         return None if found is None else Principal(**found)
 
     # --- sites --------------------------------------------------------------------------------------------------------
@@ -183,7 +202,7 @@ class CoordinatorService:
         event = SeatTaken(site, seat.attempt, secret_hash)
         transition((await self._store.load(run)).state, event, await self._store.now())
         principal = {"scope": "ranks", "run": run, "site": site, "attempt": seat.attempt}
-        await self._store.claim(secret_hash, principal, for_good=False)
+        await self._store.tokens.claim(secret_hash, principal, for_good=False)
         await self._engine.apply(run, event)
 
     async def join(self, run: str, site: str, request: schemas.JoinRequest) -> schemas.JoinReply:
@@ -194,12 +213,12 @@ class CoordinatorService:
         event = LayoutPresented(site, request.attempt, await self._layouts.save(layout))
         state = await self._engine.apply(run, event)
         first = min(state.first_site or site, site)
-        replays_all = state.spec.optimizer.base_update in STATEFUL_BASE_UPDATES
         return schemas.JoinReply(
             layout=layout.digest,
             upload_start=site == state.first_site and state.start is None,
             evaluate=site == first,
-            resume=None if replays_all else state.regions[state.members[site].region].resume,
+            listed=state.members[site].listed,
+            resume=state.entrance(state.members[site].region),
         )
 
     async def caught_up(self, run: str, site: str, report: schemas.CaughtUp) -> schemas.CaughtUpReply:
@@ -230,6 +249,10 @@ class CoordinatorService:
         state = await self._engine.apply(run, event)
         wanted = state.spec.outer is None and not state.final_stored and site == state.model_site
         return schemas.FinalReply(upload=wanted and not state.status.terminal)
+
+    async def layout(self, run: str) -> schemas.RunLayout:
+        layout = await self._layouts.of((await self._store.load(run)).state)
+        return schemas.RunLayout(digest=layout.digest, layout=layout.to_json())
 
     async def model(self, run: str) -> schemas.Model:
         state = (await self._store.load(run)).state

@@ -1,7 +1,9 @@
 """Sites: registration, leases and heartbeats. What a site should run follows from the runs, at every heartbeat anew."""
 
 import asyncio
+import hmac
 from collections import Counter
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 from api import schemas
@@ -11,7 +13,8 @@ from coordinator.engine import Engine
 from coordinator.events import ProcessesGone, SiteBack, SiteLost
 from coordinator.records import RunState
 from coordinator.settings import Settings
-from coordinator.store import SiteRecord, Store, hashed
+from coordinator.store import SiteRecord, Store
+from coordinator.tokens import hashed
 
 __all__ = ["Sites"]
 
@@ -34,7 +37,7 @@ class Sites:
             )
         known = await self._store.find_site(name)
         secret_hash = hashed(registration.secret)
-        if known is not None and known.secret_hash != secret_hash:
+        if known is not None and not hmac.compare_digest(known.secret_hash, secret_hash):
             raise ConflictError(
                 "name_taken",
                 f"another agent has registered as {name!r}: choose another name, keep that agent's data directory, or "
@@ -49,7 +52,7 @@ class Sites:
             secret_hash=secret_hash,
             registered_at=known.registered_at if known else now,
         )
-        await self._store.claim(secret_hash, {"scope": "site", "site": name})
+        await self._store.tokens.claim(secret_hash, {"scope": "site", "site": name})
         await self._store.save_site(record)
         until = await self._renew(name, now)
         return schemas.Registered(
@@ -80,7 +83,17 @@ class Sites:
         runs = [state.id for state in await self._active(name) if not state.members[name].excluded]
         if runs:
             raise ConflictError("site_in_use", f"site {name} is a member of {', '.join(runs)}; stop that first")
-        await self._store.remove_site(record)
+        await self._store.remove_site(record, await self._seats(name))
+
+    async def _seats(self, name: str) -> list[str]:
+        """Hashes of the tokens of the site's ranks in all runs: those of runs that have ended are good for a while."""
+        seats = []
+        for run in await self._store.runs():
+            with suppress(NotFoundError):  # deleted meanwhile
+                member = (await self._store.load(run)).state.members.get(name)
+                if member is not None and member.seat is not None:
+                    seats.append(member.seat)
+        return seats
 
     async def leave(self, name: str) -> None:
         """The agent is going: its runs go on without it."""

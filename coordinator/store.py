@@ -4,9 +4,8 @@ One Lua call commits a transition: the new state under its version and everythin
 decides anything. Any Redis-compatible server from 6.2 on will do.
 """
 
-import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,21 +13,25 @@ from typing import Any
 import redis.asyncio
 import structlog
 from pydantic import ValidationError
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 
 from api import schemas
-from api.errors import ConflictError, NotFoundError
-from api.payload import canonical_json
+from api.errors import NotFoundError, ProblemError, StorageFullError, UnavailableError
 from api.schemas import RunStatus
+from coordinator.arrivals import Arrival, Arrivals
+from coordinator.audit import AuditLog
+from coordinator.log_store import LogStore, appended, ended, log_keys, payload_key
+from coordinator.news import News, NewsChannel, concern_agents
 from coordinator.records import Record, RunState
+from coordinator.tokens import Tokens, hashed, token_key
 from coordinator.transitions import Transition
 
-__all__ = ["SiteRecord", "Store", "Versioned"]
+__all__ = ["SiteRecord", "Store", "Versioned", "unavailable"]
 
 log = structlog.get_logger()
 
 _ORPHAN_S = 3600
-"""Seconds after which a payload or a token that no committed state refers to is dropped."""
+"""Seconds after which a payload that no committed state refers to is dropped."""
 _ENDED_S = 3600
 """Seconds for which ranks may still ask how their run has ended."""
 
@@ -40,12 +43,23 @@ for _, operation in ipairs(cjson.decode(ARGV[3])) do redis.call(unpack(operation
 return 1
 """
 
-# KEYS: the run, and what belongs to it. ARGV: expected version, the run's id. Answers 1, or 0 for a lost race.
+# KEYS: the run, and what belongs to it. ARGV: expected version, the run's id, the time; as JSON, which of the keys list
+# segments, and what other blobs are its own. Answers 1, or 0 for a lost race.
 _DELETE = """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
+local segments, blobs = unpack(cjson.decode(ARGV[4]))
+for _, key in ipairs(segments) do
+  for _, line in ipairs(redis.call('ZRANGE', key, 0, -1)) do
+    local segment = cjson.decode(line)
+    table.insert(blobs, segment.blob)
+    for _, large in ipairs(segment.large) do table.insert(blobs, large) end
+  end
+end
+for _, blob in ipairs(blobs) do redis.call('ZADD', 'garbage', ARGV[3], blob) end
 for _, key in ipairs(KEYS) do redis.call('DEL', key) end
 redis.call('ZREM', 'runs', ARGV[2])
 redis.call('SREM', 'active', ARGV[2])
+redis.call('SREM', 'ended', ARGV[2])
 return 1
 """
 
@@ -94,9 +108,16 @@ class SiteRecord(Record):
     left: bool = False
 
 
-def hashed(secret: str) -> str:
-    """What is stored of a token: SHA-256 suffices, since tokens are long and random."""
-    return hashlib.sha256(secret.encode()).hexdigest()
+def unavailable(error: Exception) -> ProblemError:
+    """What is answered while Redis is away, or full; our log has the cause."""
+    if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
+        log.error("redis is full", error=str(error))
+        return StorageFullError(
+            "redis_out_of_memory",
+            "Redis has reached its maxmemory and takes nothing more: raise it, or delete old runs",
+        )
+    log.warning("redis cannot be reached", error=str(error))
+    return UnavailableError("redis_unavailable", "Redis cannot be reached right now; try again")
 
 
 class Store:
@@ -107,16 +128,29 @@ class Store:
             url, max_connections=64, timeout=10, health_check_interval=15, socket_connect_timeout=20
         )
         self._redis: Any = redis.asyncio.Redis(connection_pool=pool)
+        self._news = NewsChannel(self._redis)
+        self.arrivals = Arrivals(self._redis)
+        self.tokens = Tokens(self._redis)
+        self.audit = AuditLog(self._redis)
         self._commit = self._redis.register_script(_COMMIT)
         self._delete = self._redis.register_script(_DELETE)
         self._keep = self._redis.register_script(_KEEP)
         self._tick = self._redis.register_script(_TICK)
+        self.log = LogStore(self._redis)
 
     async def close(self) -> None:
         await self._redis.aclose(close_connection_pool=True)
 
+    async def listen(self, heard: Callable[[News], None]) -> None:
+        """Calls `heard` for the commits of other processes, for ever; some may be missed."""
+        await self._news.listen(heard)
+
     async def ping(self) -> None:
         await self._redis.ping()
+
+    async def used_bytes(self) -> int:
+        """Memory that Redis has taken."""
+        return int((await self._redis.info("memory"))["used_memory"])
 
     async def warnings(self) -> list[str]:
         """What this server promises less than needed: durability and no eviction."""
@@ -177,31 +211,33 @@ class Store:
                 log.error("run cannot be read and is left alone", run=run.decode(), error=str(error))
         return states
 
-    async def commit(self, before: Versioned, after: Transition, messages: dict[int, str] | None = None) -> bool:
-        """Replaces the state, unless somebody else did; `messages`: blob of an entry's message, by seq."""
+    async def commit(
+        self, before: Versioned, after: Transition, messages: Mapping[int, Sequence[str]] | None = None
+    ) -> bool:
+        """Replaces the state, unless somebody else did; `messages`: digests of an entry's messages, by seq."""
         state = after.state
         operations: list[list[Any]] = []
         for region, header in after.entries:
-            operations.append(["RPUSH", _log(state.id, region), canonical_json(header)])
-            if header["kind"] == "step":
-                operations.append(["HSET", _steps(state.id, region), header["step"], header["seq"]])
-            if messages and header["seq"] in messages:
-                operations.append(["HSET", _messages(state.id, region), header["seq"], messages[header["seq"]]])
+            operations += appended(state.id, region, header, (messages or {}).get(header["seq"], ()))
         payloads, tokens = _contributions(state), _tokens(state)
-        operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(before.state) - payloads]
-        operations += [["PERSIST", _payload(state.id, digest)] for digest in payloads - _contributions(before.state)]
+        operations += [["DEL", payload_key(state.id, digest)] for digest in _contributions(before.state) - payloads]
+        operations += [["PERSIST", payload_key(state.id, digest)] for digest in payloads - _contributions(before.state)]
         operations += [["DEL", token] for token in _tokens(before.state) - tokens]
         operations += [["PERSIST", token] for token in tokens - _tokens(before.state)]
         if state.status.terminal:
-            operations.append(["SREM", "active", state.id])
-            operations += [["DEL", _payload(state.id, digest)] for digest in payloads]
+            operations += [["SREM", "active", state.id], ended(state.id)]
+            operations += [["DEL", payload_key(state.id, digest)] for digest in payloads]
             operations += [["EXPIRE", token, _ENDED_S] for token in tokens]
         elif state.status is not RunStatus.PENDING:
             operations.append(["SADD", "active", state.id])
         if after.outer_round is not None:
             operations.append(["RPUSH", f"outer-rounds:{state.id}", after.outer_round.model_dump_json()])
+        operations.append(self._news.publication(state.id, agents=concern_agents(before.state, state)))
         arguments: list[str | int] = [before.version, state.model_dump_json(), json.dumps(operations)]
-        return bool(await self._commit(keys=[_run(state.id)], args=arguments))
+        committed = bool(await self._commit(keys=[_run(state.id)], args=arguments))
+        if committed:
+            await self.arrivals.drop(_closed_arrivals(before.state, state))
+        return committed
 
     async def delete_run(self, run: Versioned) -> bool:
         """Unless somebody has changed it."""
@@ -209,9 +245,15 @@ class Store:
         series = await self._redis.smembers(f"metrics:{state.id}")
         keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}", *series]
         keys += _tokens(state)
+        large = []
         for region in state.regions:
-            keys += [_log(state.id, region), _steps(state.id, region), _messages(state.id, region)]
-        return bool(await self._delete(keys=keys, args=[run.version, state.id]))
+            keys += log_keys(state.id, region)
+            payloads = await self.log.payloads(state.id, {0: await self.log.all_messages(state.id, region)})
+            keys += [payload_key(state.id, digest) for digest in payloads]
+            large += [digest for digest, body in payloads.items() if body is None]
+        segments = [key for key in keys if key.startswith("segments:")]
+        now = int((await self.now()).timestamp())
+        return bool(await self._delete(keys=keys, args=[run.version, state.id, now, json.dumps([segments, large])]))
 
     async def remember(self, key: str, value: str) -> str:
         """The value first stored under an idempotency key: this one, or an earlier one."""
@@ -223,29 +265,17 @@ class Store:
 
     async def put_payload(self, run: str, digest: str, body: bytes) -> None:
         """Kept for good only once a committed state refers to it (A5)."""
-        await self._keep(keys=[_payload(run, digest)], args=[body, _ORPHAN_S])
+        await self._keep(keys=[payload_key(run, digest)], args=[body, _ORPHAN_S])
 
     async def payload(self, run: str, digest: str) -> bytes | None:
-        body: bytes | None = await self._redis.get(_payload(run, digest))
+        body: bytes | None = await self._redis.get(payload_key(run, digest))
         return body
-
-    async def entries(self, run: str, region: str, start: int, stop: int) -> list[dict[str, Any]]:
-        """Headers of entries start..stop-1, as far as there are."""
-        return [json.loads(line) for line in await self._redis.lrange(_log(run, region), start, stop - 1)]
-
-    async def seq_of_step(self, run: str, region: str, step: int) -> int | None:
-        seq = await self._redis.hget(_steps(run, region), step)
-        return None if seq is None else int(seq)
-
-    async def message_blob(self, run: str, region: str, seq: int) -> str | None:
-        blob = await self._redis.hget(_messages(run, region), seq)
-        return None if blob is None else blob.decode()
 
     async def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
         lines = await self._redis.lrange(f"outer-rounds:{run}", 0, -1)
         return [schemas.OuterRound.model_validate_json(line) for line in lines]
 
-    # --- sites, leases, tokens ----------------------------------------------------------------------------------------
+    # --- sites, leases ------------------------------------------------------------------------------------------------
 
     async def save_site(self, site: SiteRecord) -> None:
         await self._redis.hset("sites", site.name, site.model_dump_json())
@@ -258,11 +288,12 @@ class Store:
         lines = await self._redis.hgetall("sites")
         return sorted((SiteRecord.model_validate_json(line) for line in lines.values()), key=lambda site: site.name)
 
-    async def remove_site(self, site: SiteRecord) -> None:
+    async def remove_site(self, site: SiteRecord, seats: Sequence[str]) -> None:
+        """With its token and those of its ranks, which are the `seats`."""
         pipe = self._redis.pipeline(transaction=True)
         pipe.hdel("sites", site.name)
         pipe.zrem("leases", site.name)
-        pipe.delete(f"token:{site.secret_hash}")
+        pipe.delete(*map(token_key, [site.secret_hash, *seats]))
         await pipe.execute()
 
     async def renew_lease(self, site: str, until: datetime, *, if_there: bool = False) -> None:
@@ -275,28 +306,6 @@ class Store:
 
     async def end_lease(self, site: str) -> None:
         await self._redis.zrem("leases", site)
-
-    async def claim(self, secret_hash: str, principal: dict[str, Any], *, for_good: bool = True) -> None:
-        """Makes a secret the token of `principal`; if not for good, until a committed state refers to it, or an hour.
-
-        Raises:
-            ConflictError: it is a token of somebody else.
-        """
-        name, line = f"token:{secret_hash}", canonical_json(principal)
-        await self._redis.set(name, line, nx=True, ex=None if for_good else _ORPHAN_S)
-        if await self._redis.get(name) != line.encode():
-            raise ConflictError("secret_taken", "this secret is in use as another token: make a new one at random")
-
-    async def install(self, scope: str, secret_hash: str) -> None:
-        """The one token of a scope that the settings name; the one before it is good no more."""
-        before = await self._redis.set(f"scope:{scope}", secret_hash, get=True)
-        if before is not None and before.decode() != secret_hash:
-            await self._redis.delete(f"token:{before.decode()}")
-        await self._redis.set(f"token:{secret_hash}", canonical_json({"scope": scope}))
-
-    async def principal(self, secret_hash: str) -> dict[str, Any] | None:
-        line = await self._redis.get(f"token:{secret_hash}")
-        return None if line is None else json.loads(line)
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
@@ -333,32 +342,29 @@ def _thinned(lines: Sequence[bytes], most: int) -> Sequence[bytes]:
 
 def _contributions(state: RunState) -> set[str]:
     return {
-        sent.digest
+        part
         for region in state.regions.values()
         if region.round is not None
         for sent in region.round.contributions.values()
+        for part in sent.parts
     }
 
 
+def _closed_arrivals(before: RunState, after: RunState) -> list[Arrival]:
+    """Of rounds that are closed, and whose contributions have several parts."""
+    return [
+        Arrival(before.id, region.name, region.round.step, member.site, member.seat)
+        for region in before.regions.values()
+        if region.round is not None and any(len(sent.parts) > 1 for sent in region.round.contributions.values())
+        if after.status.terminal or after.regions[region.name].step >= region.round.step
+        for member in before.members.values()
+        if member.region == region.name and member.seat is not None
+    ]
+
+
 def _tokens(state: RunState) -> set[str]:
-    return {f"token:{member.seat}" for member in state.members.values() if member.seat is not None}
+    return {token_key(member.seat) for member in state.members.values() if member.seat is not None}
 
 
 def _run(run: str) -> str:
     return f"run:{run}"
-
-
-def _log(run: str, region: str) -> str:
-    return f"log:{run}:{region}"
-
-
-def _steps(run: str, region: str) -> str:
-    return f"steps:{run}:{region}"
-
-
-def _messages(run: str, region: str) -> str:
-    return f"messages:{run}:{region}"
-
-
-def _payload(run: str, digest: str) -> str:
-    return f"payload:{run}:{digest}"

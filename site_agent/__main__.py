@@ -9,8 +9,11 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from api.errors import IsthmusError, faults_of
+from api.tls import warning_about
 from site_agent.daemon import Daemon
 from site_agent.settings import Settings
+
+log = structlog.get_logger()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,16 +26,23 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"isthmus agent: {fault}", file=sys.stderr)  # noqa: T201
         return 2
     stamina.instrumentation.set_on_retry_hooks([])  # the daemon says itself what it waits for
-    daemon = Daemon(settings)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: daemon.interrupt())
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        daemon.serve()
+        _serve(settings)
     except IsthmusError as error:
         print(f"isthmus agent: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
+
+
+def _serve(settings: Settings) -> None:
+    warning = warning_about(settings.coordinator)
+    if warning is not None:
+        log.warning(warning)
+    daemon = Daemon(settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: daemon.interrupt())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    daemon.serve()
 
 
 if __name__ == "__main__":

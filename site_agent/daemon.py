@@ -91,7 +91,7 @@ class Daemon:
         self._directory = settings.directory
         self._directory.mkdir(parents=True, exist_ok=True)
         self._secret = _own_secret(self._directory / "secret")
-        self._client = CoordinatorClient(settings.coordinator, self._secret, patience=10.0)
+        self._client = self._connect(self._secret, patience=10.0)
         self._heartbeat_s = 5.0
         self._interrupted = self._waiting = False
         self._running: dict[tuple[str, int], _Running] = {}
@@ -135,6 +135,9 @@ class Daemon:
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
+    def _connect(self, token: str, patience: float) -> CoordinatorClient:
+        return CoordinatorClient(self._settings.coordinator, token, ca_file=self._settings.ca_file, patience=patience)
+
     def _register(self) -> None:
         registration = SiteRegistration(
             protocol_version=PROTOCOL_VERSION,
@@ -145,7 +148,7 @@ class Daemon:
         )
         token = self._settings.read_join_token()
         log.info("registering", site=self._settings.name, coordinator=self._settings.coordinator)
-        with CoordinatorClient(self._settings.coordinator, token, patience=5.0) as client:
+        with self._connect(token, patience=5.0) as client:
             while True:
                 try:
                     self._heartbeat_s = client.register_site(self._settings.name, registration).heartbeat_s
@@ -181,7 +184,7 @@ class Daemon:
     def _leave(self) -> None:
         self._client.close()
         try:
-            with CoordinatorClient(self._settings.coordinator, self._secret, patience=_GOODBYE_S) as client:
+            with self._connect(self._secret, patience=_GOODBYE_S) as client:
                 client.leave(self._settings.name)
         except (ProblemError, UnreachableError) as error:
             log.warning("could not say that this site leaves", error=str(error))
@@ -243,6 +246,7 @@ class Daemon:
         folder = Path(tempfile.mkdtemp(prefix=f"{assignment.attempt}-", dir=runs))
         session = Session(
             coordinator=self._settings.coordinator,
+            ca_file=self._settings.ca_file and self._settings.ca_file.absolute(),
             secret=secret,
             run=assignment.run,
             attempt=assignment.attempt,

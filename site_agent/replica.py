@@ -4,13 +4,16 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from algorithms import DeMo
 from algorithms.codec import digest_arrays, unpack_update
-from algorithms.demo import StepEntry
 from algorithms.layout import canonical_name
+from algorithms.parts import PART_BYTES, cut, join_parts
+from algorithms.step_entry import StepEntry
+from algorithms.updates import AggregateUpdate, Codec
 from api.errors import IsthmusError
 from api.payload import decode_message, digest_json
 from api.schemas import Position, Resume
@@ -20,6 +23,8 @@ __all__ = ["Replica", "load_buffers", "save_buffers"]
 Header = dict[str, Any]
 Fetch = Callable[[str], bytes]
 """A blob by its digest."""
+FetchPart = Callable[[int, int], bytes]
+"""The message of an entry's part: by its seq, and the number of the part."""
 
 _GENESIS = "0" * 64
 
@@ -29,17 +34,27 @@ class Replica:
 
     Args:
         optimizer: holds the parameters and applies steps.
-        model: holds the buffers.
+        model: holds the buffers; None if they are not wanted.
         fragments: ranges of tensors that outer-step together.
         site: this site's name, to find itself among contributors.
-        fetch: gets a blob, at every local rank.
+        fetch, fetch_part: get a blob, and a part of an entry, at every local rank.
+        part_bytes: of the run's spec.
     """
 
     def __init__(
-        self, optimizer: DeMo, model: nn.Module, fragments: tuple[range, ...], site: str, fetch: Fetch
+        self,
+        optimizer: DeMo,
+        model: nn.Module | None,
+        fragments: tuple[range, ...],
+        site: str,
+        fetch: Fetch,
+        fetch_part: FetchPart,
+        part_bytes: int = PART_BYTES,
     ) -> None:
         self.position: Position | None = None
         self.step = 0
+        self.listed = 0
+        """The last step whose entry lists this site, whichever of its ranks had sent that."""
         self.anchored: set[int] = set()
         """Fragments that have taken an anchor of the outer round after `step`."""
         self._optimizer = optimizer
@@ -47,6 +62,8 @@ class Replica:
         self._fragments = fragments
         self._site = site
         self._fetch = fetch
+        self._fetch_part = fetch_part
+        self._part_bytes = part_bytes
 
     @property
     def next_seq(self) -> int:
@@ -55,8 +72,16 @@ class Replica:
     def read_fragment(self, fragment: int) -> bytes:
         return self._optimizer.read_parameters(self._fragments[fragment]).astype("<f4", copy=False).tobytes()
 
-    def read_step(self, message: bytes) -> StepEntry:
+    def parts(self, k: int, codec: Codec) -> tuple[range, ...]:
+        """The chunks of each part of contributions and updates."""
+        return cut(self._optimizer.layout, k, codec, self._optimizer.settings.indices, self._part_bytes)
+
+    def read_step(self, message: bytes, sent: str = "") -> StepEntry:
         """The entry of a step, for the optimizer to apply; the replica's position moves past it.
+
+        Args:
+            message: of the entry's part 0; the others are fetched.
+            sent: digest of what this site has contributed to the step; it is listed only if the entry names that.
 
         Raises:
             IsthmusError: it does not follow the last entry, or its arrays are not those that the header names.
@@ -65,14 +90,36 @@ class Replica:
         self._follow(header, "step")
         self.anchored.clear()
         self._optimizer.steps = header["step"] - 1
-        if header["parts"] != ([digest_arrays(arrays)] if arrays else []):
-            raise IsthmusError(f"entry {header['seq']} arrived with other arrays than its header names")
+        if self._site in {line["site"] for line in header["contributors"]}:
+            self.listed = max(self.listed, header["step"])
         return StepEntry(
-            update=unpack_update(arrays, self._optimizer.layout) if header["parts"] else None,
+            update=self._read_update(header, arrays),
             lr=tuple(header["lr"]),
             decay=tuple(header["decay"]),
-            listed=self._site in {contributor["site"] for contributor in header["contributors"]},
+            listed=(self._site, sent) in {(line["site"], line["digest"]) for line in header["contributors"]},
         )
+
+    def _read_update(self, header: Header, first: dict[str, NDArray[Any]]) -> AggregateUpdate | None:
+        """Joined from all parts; None if nobody has contributed. `first`: the arrays of part 0."""
+        digests = header["parts"]
+        if not digests:
+            _require_arrays(header, first, None)
+            return None
+        ranges = self.parts(header["k"], header["codec"])
+        if len(digests) != len(ranges):
+            raise IsthmusError(f"entry {header['seq']} has {len(digests)} parts, by the run's settings {len(ranges)}")
+        updates = []
+        for part, (digest, chunks) in enumerate(zip(digests, ranges, strict=True)):
+            arrays = first if part == 0 else self._read_part(header, part)
+            _require_arrays(header, arrays, digest)
+            updates.append(unpack_update(arrays, self._optimizer.layout, chunks))
+        return join_parts(updates, self._optimizer.layout, ranges)
+
+    def _read_part(self, header: Header, part: int) -> dict[str, NDArray[Any]]:
+        other, arrays = decode_message("entry", self._fetch_part(header["seq"], part))
+        if other != header:
+            raise IsthmusError(f"part {part} of entry {header['seq']} has another header than part 0")
+        return arrays
 
     def apply_start(self, header: Header) -> None:
         """Entry 0: everybody begins with the same parameters and buffers, the donor too (rule A3)."""
@@ -81,19 +128,19 @@ class Replica:
             raise IsthmusError("entry 0 belongs to a model of another layout than this site's")
         tensors = range(len(self._optimizer.layout.tensors))
         self._optimizer.write_parameters(tensors, _floats(self._fetch(header["parameters"])))
-        self._load_buffers(header)
+        self.load_buffers(header)
 
-    def resume(self, start: Header, resume: Resume) -> None:
-        """Enters the log behind an outer round: its anchors are all parameters, the buffers are those of entry 0."""
-        self._load_buffers(start)
+    def resume(self, resume: Resume) -> None:
+        """Enters the log behind an outer round: its anchors are all parameters. Buffers stay what they are."""
         for tensors, digest in zip(self._fragments, resume.anchors, strict=True):
             self._optimizer.write_parameters(tensors, _floats(self._fetch(digest)))
         self.position = resume.position
         self._optimizer.steps = self.step = resume.step
         self.anchored = set(range(len(self._fragments)))
 
-    def _load_buffers(self, start: Header) -> None:
-        if start["buffers"] is not None:
+    def load_buffers(self, start: Header) -> None:
+        """Those of entry 0."""
+        if self._model is not None and start["buffers"] is not None:
             load_buffers(self._model, self._fetch(start["buffers"]))
 
     def apply_anchor(self, header: Header, held: str | None = None) -> None:
@@ -117,6 +164,11 @@ class Replica:
             raise IsthmusError(f"entry {header['seq']} is of kind {header['kind']}, not {' or '.join(kinds)}")
         self.position = Position(seq=header["seq"], hash=digest_json(header))
         self.step = header["step"]
+
+
+def _require_arrays(header: Header, arrays: dict[str, NDArray[Any]], digest: str | None) -> None:
+    if digest != (digest_arrays(arrays) if arrays else None):
+        raise IsthmusError(f"entry {header['seq']} arrived with other arrays than its header names")
 
 
 def _floats(data: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:

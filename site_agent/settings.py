@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     coordinator: str = Field(default="http://127.0.0.1:8420", description="URL of the coordinator")
     join_token: str | None = Field(default=None, description="what the coordinator's operator gave you")
     join_token_file: Path | None = Field(default=None, description="a file that holds the join token")
+    ca_file: Path | None = Field(
+        default=None, description="PEM file of a private authority that signed its certificate"
+    )
     site_dir: Path | None = Field(default=None, description="the site's secret and logs; default: isthmus-site-NAME")
     ranks: int = Field(default=1, ge=1, le=4096, description="training processes per run, one per GPU")
     task: list[str] = Field(
@@ -72,11 +75,13 @@ class Session(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     coordinator: str
+    ca_file: Path | None = None
     secret: str
     run: str
     attempt: int
     site: str
     region: str
+    folder: Path = Field(default=Path(), exclude=True, description="of this file: what the ranks write goes there, too")
 
 
 class _RankSettings(BaseSettings):
@@ -107,4 +112,5 @@ def load_session() -> tuple[Session, RankPlace]:
             "join() works in a process that a site's agent has started: allow this script as a task "
             "(`isthmus agent --task NAME=COMMAND`) and start a run of it, or try `isthmus simulate`"
         )
-    return Session.model_validate_json(path.read_text()), RankPlace()  # type: ignore[call-arg]  # from the environment
+    session = Session.model_validate_json(path.read_text()).model_copy(update={"folder": path.parent})
+    return session, RankPlace()  # type: ignore[call-arg]  # from the environment

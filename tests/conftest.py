@@ -38,12 +38,13 @@ class LiveCoordinator:
     directory: Path
     service: Service
     url: str
+    ca_file: Path | None = None
 
     def token(self, scope: str) -> str:
         return (self.directory / f"{scope}-token").read_text().strip()
 
     def client(self, scope: str = "admin") -> CoordinatorClient:
-        return CoordinatorClient(self.url, self.token(scope), patience=10.0)
+        return CoordinatorClient(self.url, self.token(scope), ca_file=self.ca_file, patience=10.0)
 
 
 def start_coordinator(directory: Path, *options: str) -> LiveCoordinator:

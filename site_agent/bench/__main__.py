@@ -33,6 +33,19 @@ def algorithms(as_json: AsJson = False, quick: Quick = False) -> None:
         print_report(figures, Console())
 
 
+@app.command()
+def rounds(as_json: AsJson = False, quick: Quick = False) -> None:
+    """Whole rounds through a real coordinator, beside bare sockets and a gloo all-gather of the same bytes."""
+    from site_agent.bench.rounds import cases, measure, report  # they need a coordinator's Redis client
+
+    plan = cases.QUICK if quick else cases.FULL
+    figures = measure.measure(plan, lambda text: progress.print(text, style="dim", highlight=False))
+    if as_json:
+        sys.stdout.write(json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    else:
+        report.print_report(figures, Console())
+
+
 app.command()(quality)
 
 

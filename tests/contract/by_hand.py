@@ -9,6 +9,7 @@ import numpy as np
 
 from algorithms.codec import pack_contribution
 from algorithms.layout import ParameterLayout, TensorSpec, kept
+from algorithms.parts import PART_BYTES
 from algorithms.updates import Coefficients, SparseUpdate
 from api.client import CoordinatorClient
 from api.payload import decode_message, encode_message
@@ -51,13 +52,13 @@ def registration(secret=None, *, region="west", protocol=PROTOCOL_VERSION, tasks
     )
 
 
-def coefficients(seed, scale=0.5):
+def coefficients(seed, scale=0.5, layout=LAYOUT):
     """A contribution with values in every chunk; `scale` is a power of two, so that bfloat16 holds it."""
     random = np.random.default_rng(seed)
     shapes = {}
-    for shape in LAYOUT.shapes:
-        numbers, elements = LAYOUT.select(shape), shape[0] * shape[1]
-        count = kept(OPTIMIZER.k, elements, LAYOUT.chunk)
+    for shape in layout.shapes:
+        numbers, elements = layout.select(shape), shape[0] * shape[1]
+        count = kept(OPTIMIZER.k, elements, layout.chunk)
         indices = [np.sort(random.choice(elements, count, replace=False)) for _ in numbers]
         shapes[shape] = Coefficients(
             chunks=numbers,
@@ -111,12 +112,12 @@ class SiteByHand:
     def join(self, layout=LAYOUT):
         return self.ranks.join(self.run, self.name, JoinRequest(attempt=self.attempt, layout=layout.to_json()))
 
-    def start_again(self):
+    def start_again(self, layout=LAYOUT):
         """Ranks of the attempt that the coordinator asks for, as an agent starts them; they have joined, no more."""
         (assignment,) = self.beat().assignments
         self.attempt, self.seat = assignment.attempt, secrets.token_urlsafe(32)
         self.take_seat(assignment.run)
-        return self.join()
+        return self.join(layout)
 
     def beat(self, *processes, wait=0.0):
         return self.agent.heartbeat(self.name, Heartbeat(processes=list(processes)), wait)
@@ -194,6 +195,7 @@ class RunByHand:
         live: a coordinator that does not lose sites without heartbeats.
         regions: one per site.
         rounds: of the spec; by default, nobody is given up in the time that a test takes.
+        prefix: of the sites' names, on which what they send depends; by default one that is new.
     """
 
     def __init__(
@@ -204,16 +206,25 @@ class RunByHand:
         steps=3,
         outer: OuterSpec | None = None,
         rounds: RoundsSpec = PATIENT,
+        part_bytes=PART_BYTES,
         begin=True,
+        prefix: str | None = None,
     ):
         self.url, self.admin = live.url, live.client()
-        prefix = new_name("s")
+        prefix = prefix or new_name("s")
         self.sites = [SiteByHand(f"{prefix}-{index}", region, live.url) for index, region in enumerate(regions)]
         for site in self.sites:
             site.register(live.token("join"))
         names = [site.name for site in self.sites]
         self.spec = RunSpec(
-            name="by-hand", task=TASK, steps=steps, sites=names, optimizer=OPTIMIZER, outer=outer, rounds=rounds
+            name="by-hand",
+            task=TASK,
+            steps=steps,
+            sites=names,
+            optimizer=OPTIMIZER,
+            outer=outer,
+            rounds=rounds,
+            part_bytes=part_bytes,
         )
         self.id = self.admin.create_run(self.spec).id
         self.admin.start_run(self.id)

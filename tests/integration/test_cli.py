@@ -38,9 +38,32 @@ def write_spec(folder: Path, **values: object) -> str:
     return str(path)
 
 
+def test_tokens(isthmus):
+    made = isthmus("token", "create", "screen", "--scope", "observer", "--expires-in-s", "3600")
+    assert made.returncode == 0, made.stderr
+    token = made.stdout.strip()
+    assert isthmus("run", "list", ISTHMUS_TOKEN=token).returncode == 0
+    assert "scope admin, not observer" in isthmus("token", "list", ISTHMUS_TOKEN=token).stderr
+    (listed,) = [
+        item for item in json.loads(isthmus("token", "list", "--json").stdout)["items"] if item["name"] == "screen"
+    ]
+    assert listed["id"] in isthmus("token", "list").stdout
+    assert isthmus("token", "revoke", listed["id"]).returncode == 0
+    assert "revoked or has expired" in isthmus("run", "list", ISTHMUS_TOKEN=token).stderr
+    issued = json.loads(isthmus("token", "create", "paris", "--scope", "join", "--json").stdout)
+    assert (issued["scope"], issued["expires_at"]) == ("join", None)
+    newest, before = json.loads(isthmus("audit", "--limit", "2", "--json").stdout)["items"]
+    assert (newest["act"], newest["target"], newest["status"]) == ("token.create", f"tokens/{issued['id']}", 201)
+    assert before["target"] == f"tokens/{listed['id']}"
+    assert f"tokens/{issued['id']}" in isthmus("audit").stdout
+
+
 @pytest.mark.parametrize(
     ("words", "variables", "message"),
     [
+        (("token", "revoke", "nope"), {}, "there is no token 'nope'; `isthmus token list` shows"),
+        (("token", "revoke", "admin"), {}, "set another with ISTHMUS_ADMIN_TOKEN"),
+        (("token", "create", "x", "--scope", "site"), {}, "scope: Input should be 'admin', 'observer' or 'join'"),
         (("run", "show", "nope"), {}, "there is no run 'nope'; `isthmus run list` shows"),
         (("run", "list"), {"ISTHMUS_TOKEN": "x" * 40}, "nobody has issued this token"),
         (("run", "list"), {"ISTHMUS_TOKEN": ""}, "no token: set ISTHMUS_TOKEN"),

@@ -27,7 +27,7 @@ from tests.conftest import ROOT, wait_until
 from tests.contract.by_hand import LAYOUT, OPTIMIZER, WAIT_S, RunByHand
 
 PATIENT = ("--lease-s", "36000")
-POLLS = 20
+POLLS = 50
 EXIT_S = 5.0
 
 

@@ -1,12 +1,13 @@
 """A training script with one linear layer, which misbehaves where the run's params tell it to.
 
-Params: `plain`: no DDP;
+Params: `plain`: no DDP; `seed`: of the data, which are then the same in every run;
 `folder`, where it leaves a line with the digest of the parameters after every step; `size` of the layer;
 `raise_at` and `raising`: the step at which a site fails; `straying`: the site whose last rank changes its parameters.
 """
 
 import itertools
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,13 @@ def main() -> None:
     with join() as site:
         params = site.spec.params
         folder, size = Path(params["folder"]), params.get("size", [24, 16])
+        seed = zlib.crc32(f"{params['seed']} {site.name} {site.rank}".encode()) if "seed" in params else site.seed
         torch.manual_seed(site.rank + 10)  # not the same at all ranks: entry 0 makes it so
         model = nn.Linear(*size)
         wrapped = DistributedDataParallel(model) if site.ranks > 1 and not params.get("plain") else model
         optimizer = site.optimizer(wrapped)
         with (folder / f"digests-{site.name}-{site.rank}").open("w", buffering=1) as digests:
-            for step, batch in enumerate(site.batches(random_batches(size[0], site.seed)), 1):
+            for step, batch in enumerate(site.batches(random_batches(size[0], seed)), 1):
                 loss = (wrapped(batch) - 1).square().mean()
                 loss.backward()
                 fail_if_told(params, site.name, step)

@@ -60,7 +60,7 @@ def test_a_proxys_html_is_told_from_the_coordinators_refusal(status):
     assert len(answers.requests) == 1
 
 
-@pytest.mark.parametrize("status", [429, 502, 503, 504])
+@pytest.mark.parametrize("status", [429, 502, 503, 504, 507])
 def test_what_a_proxy_answers_for_a_moment_is_tried_again(status):
     answers = Answers(httpx.Response(status, html=HTML), httpx.Response(200, json=VERSION))
     assert answers.client(patience=10).version().protocols == [1]
@@ -72,6 +72,18 @@ def test_patience_has_an_end():
         Answers(httpx.Response(502, html=HTML)).client().version()
     with pytest.raises(UnreachableError, match="Redis"):
         Answers(refusal(UnavailableError("redis_unavailable", "Redis is away"))).client().version()
+
+
+@pytest.mark.parametrize("status", [429, 503, 507])
+def test_it_waits_as_long_as_it_is_told_to(status, monkeypatch):
+    waits = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    answers = [httpx.Response(status, html=HTML, headers={"Retry-After": text}) for text in ("7", "100000", "Friday")]
+    client = Answers(*answers, httpx.Response(200, json=VERSION)).client(patience=1000)
+    assert client.version().protocols == [1]
+    assert 7 <= waits[0] <= 10.5
+    assert 60 <= waits[1] <= 90
+    assert waits[2] <= 3
 
 
 def test_a_lost_connection_is_tried_again_with_the_same_bytes():

@@ -40,6 +40,10 @@ def test_an_unknown_status_gives_a_plain_error():
 def test_headers_that_go_with_a_status():
     assert problem_response(errors.UnauthorizedError("x", "y")).headers["www-authenticate"] == "Bearer"
     assert problem_response(errors.UnavailableError("x", "y")).headers["retry-after"] == "1"
+    assert problem_response(errors.StorageFullError("x", "y")).headers["retry-after"] == "10"
+    assert problem_response(errors.TooManyRequestsError("x", "y")).headers["retry-after"] == "1"
+    patient = errors.TooManyRequestsError("x", "y", context={"retry_after_s": 2.1})
+    assert problem_response(patient).headers["retry-after"] == "3"
     assert "retry-after" not in problem_response(errors.ConflictError("x", "y")).headers
 
 

@@ -80,6 +80,46 @@ def test_a_body_that_stops_arriving(monkeypatch):
     assert (caught.value.status, caught.value.code) == (408, "body_timeout")
 
 
+def trickle(sizes, monkeypatch, pause_s=0.05):
+    """The answer to a body of blocks of these sizes, with a pause before each."""
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.3)  # in which 307 bytes are to arrive
+    left = [{"type": "http.request", "body": b"x" * size, "more_body": True} for size in sizes]
+    left[-1]["more_body"] = False
+    sent = []
+
+    async def receive():
+        await asyncio.sleep(pause_s)
+        return left.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "PUT", "path": "/v1/runs", "headers": []}
+    asyncio.run(BodyLimits(read_all, limit=lambda path: 10_000)(scope, receive, send))
+    return sent
+
+
+def test_a_body_that_trickles(monkeypatch):
+    """Every block comes in time, but all of them together would take for ever."""
+    with pytest.raises(ProblemError, match="1024 a second are the least") as caught:
+        trickle([1] * 100, monkeypatch)
+    assert (caught.value.status, caught.value.code) == (408, "body_timeout")
+
+
+def test_a_body_that_starts_fast_and_then_trickles(monkeypatch):
+    with pytest.raises(ProblemError, match="1024 a second are the least"):
+        trickle([5000] + [1] * 100, monkeypatch)
+
+
+def test_a_slow_body_that_gets_on(monkeypatch):
+    """For three times the time-out, much faster than it has to be."""
+    assert trickle([1000] * 20, monkeypatch)[0]["status"] == 200
+
+
+def test_a_small_body_may_take_its_time(monkeypatch):
+    assert trickle([1, 1], monkeypatch)[0]["status"] == 200
+
+
 def test_waiting_for_a_disconnect_is_no_timeout(monkeypatch):
     """Once the body is complete, `receive` waits for as long as the answer takes."""
     monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.01)

@@ -44,6 +44,11 @@ def digest_of(*words):
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
 
+def sent(*words, tokens):
+    """A contribution of one part, whose bytes these words stand for."""
+    return Sent(digest=digest_of(*words), parts=(digest_of("part", *words),), tokens=tokens, norm=1.0)
+
+
 LAYOUT = Layout(digest=digest_of("layout"), blob=digest_of("layout blob"), groups=("decay", "no_decay"))
 START = Start(parameters=digest_of("parameters"))
 
@@ -277,14 +282,17 @@ class Driver:
         place = region, header["step"]
         assert place not in self.closed
         self.closed.add(place)
-        listed = {line["site"]: Sent(digest=line["digest"], tokens=line["tokens"]) for line in header["contributors"]}
-        assert listed == self.accepted[place]
+        listed = {line["site"]: line for line in header["contributors"]}
+        accepted = self.accepted[place].items()
+        assert {site: (line["digest"], line["tokens"]) for site, line in listed.items()} == {
+            site: (body.digest, body.tokens) for site, body in accepted
+        }
         assert list(listed) == sorted(listed)
         assert {line["site"]: line["reason"] for line in header["abstentions"]} == self.abstained[place]
         assert {line["site"]: line["reason"] for line in header["refusals"]} == self.refusals[place]
         assert len(listed) + len(self.abstained[place]) + len(self.refusals[place]) >= 1
         assert bool(header["parts"]) == bool(listed)
-        self.tokens[region] += sum(sent.tokens for sent in listed.values())
+        self.tokens[region] += sum(line["tokens"] for line in listed.values())
 
     def _check_words(self):
         """Nothing to do and nobody to wait for is a hang."""
@@ -355,8 +363,8 @@ class Driver:
         name = region or self.region_of(site)
         own = self.state.regions.get(name)
         step = step if step is not None else own.step + 1
-        sent = Sent(digest=digest_of(site, step, tokens, variant), tokens=tokens)
-        return Contributed(site, self.attempt(site), name, step, position or self.position(own), sent)
+        body = sent(site, step, tokens, variant, tokens=tokens)
+        return Contributed(site, self.attempt(site), name, step, position or self.position(own), body)
 
     def abstention(self, site, *, step=None, reason="no data"):
         region = self.state.regions[self.region_of(site)]

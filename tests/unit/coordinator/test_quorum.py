@@ -7,12 +7,12 @@ import pytest
 from api.schemas import RoundsSpec
 from coordinator.events import SiteLost
 from coordinator.quorum import agreed_copy, all_announced, allowance_s, may_close
-from coordinator.records import FragmentRound, Round, Sent
+from coordinator.records import FragmentRound, Round
 from coordinator.state import due_at
 from coordinator.transitions import with_region
-from tests.unit.coordinator.runs import NOW, Driver, digest_of
+from tests.unit.coordinator.runs import NOW, Driver, sent
 
-SENT = Sent(digest=digest_of("sent"), tokens=1)
+SENT = sent("sent", tokens=1)
 THREE = {"a": "west", "b": "west", "c": "east"}
 FIVE = dict.fromkeys("abcde", "west")
 

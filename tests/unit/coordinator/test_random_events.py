@@ -34,9 +34,8 @@ from coordinator.events import (
     StopRequested,
     Ticked,
 )
-from coordinator.records import Sent
 from coordinator.state import AggregateRound, due_at, pending
-from tests.unit.coordinator.runs import FINAL, LAYOUT, START, Driver, digest_of
+from tests.unit.coordinator.runs import FINAL, LAYOUT, START, Driver, digest_of, sent
 
 NAMES = ("a", "b", "c", "d")
 REGIONS = ("east", "north", "west")
@@ -192,7 +191,7 @@ class RunMachine(RuleBasedStateMachine):
         if kind == "late":
             self.send(AnsweredLate(site, place[1], step))
         elif kind == "contribution":
-            self.send(Contributed(*place, Sent(digest=digest_of(site, step, tokens, variant), tokens=tokens)))
+            self.send(Contributed(*place, sent(site, step, tokens, variant, tokens=tokens)))
         else:
             self.send(Abstained(*place, "no data") if kind == "abstention" else Refused(*place, "rubbish"))
 

@@ -27,10 +27,10 @@ from coordinator.events import (
     StopRequested,
     WorkFailed,
 )
-from coordinator.records import Layout, Sent, Start
+from coordinator.records import Layout, Start
 from coordinator.state import TRANSITIONS, AggregateRound, pending
 from coordinator.waiting import waiting_for
-from tests.unit.coordinator.runs import FINAL, LAYOUT, START, Driver, digest_of
+from tests.unit.coordinator.runs import FINAL, LAYOUT, START, Driver, digest_of, sent
 
 OTHER_LAYOUT = Layout(digest=digest_of("other layout"), blob=digest_of("other blob"), groups=("decay",))
 TWO = {"a": "west", "b": "west"}
@@ -145,7 +145,7 @@ def test_contributions_of_others():
     driver = Driver(THREE).begin()
     with pytest.raises(ForbiddenError, match="not a member"):
         driver.send(
-            Contributed("stranger", 1, "west", 1, driver.state.regions["west"].head, Sent(digest="0", tokens=1))
+            Contributed("stranger", 1, "west", 1, driver.state.regions["west"].head, sent("stranger", tokens=1))
         )
     driver.refused(driver.contribution("c", region="west"), "wrong_region")
 
@@ -429,7 +429,7 @@ def test_every_event_of_a_stranger_is_refused():
     for event in (
         LayoutPresented("stranger", 1, LAYOUT),
         StartUploaded("stranger", 1, START),
-        Contributed("stranger", 1, "west", 1, position, Sent(digest=FINAL, tokens=1)),
+        Contributed("stranger", 1, "west", 1, position, sent("stranger", tokens=1)),
         Abstained("stranger", 1, "west", 1, position, "none"),
         Announced("stranger", 1, 1, 0, FINAL, True),
         FinalReported("stranger", 1, 0, FINAL, True),

@@ -1,18 +1,21 @@
 """What brings a site to the head of the log, and what it owes there: against a log that is written here."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from api.errors import GoneError
-from api.schemas import CaughtUpReply, LogPage, OuterSpec, Position
+from api.errors import ConflictError, GoneError
+from api.schemas import CaughtUpReply, LogPage, OuterSpec, Position, Resume, RoundsSpec
+from api.service import Answer
 from site_agent.catch_up import CatchUp
 from site_agent.exchange import Exchange
 from site_agent.outer import OuterRounds
 from site_agent.settings import Session
+from site_agent.stop import Stop
 
 SESSION = Session(coordinator="http://nowhere", secret="s", run="run-1", attempt=2, site="a", region="west")
+SPEC: Any = SimpleNamespace(steps=9, rounds=RoundsSpec())
 HEAD = Position(seq=9, hash="0" * 64)
 
 
@@ -28,7 +31,7 @@ class OneRank:
 class Log:
     """A replica and a client in one. `polls`: how many entries there are at each poll; None: the run has ended."""
 
-    def __init__(self, polls: list[int | None], active: list[bool | GoneError]) -> None:
+    def __init__(self, polls: list[int | GoneError | None], active: list[bool | GoneError]) -> None:
         self.polls, self.active = polls, active
         self.applied = 0
         self.waits: list[float] = []
@@ -44,10 +47,15 @@ class Log:
 
     def log(self, run: str, region: str, start: int, stop: int | None = None, wait: float | None = None) -> LogPage:
         count = self.polls.pop(0)
+        if isinstance(count, GoneError):
+            raise count
         assert wait is not None
         self.waits.append(wait)
         items = [{"kind": "anchor", "seq": start + number} for number in range(count or 0)]
         return LogPage(items=items, head=HEAD, ended=count is None)
+
+    def resume(self, resume: Resume) -> None:
+        self.applied = resume.position.seq
 
     def caught_up(self, run: str, site: str, report: Any) -> CaughtUpReply:
         self.reported.append(report.position.seq)
@@ -64,7 +72,7 @@ class Log:
         there: Any = self
         ranks: Any = OneRank()
         optimizer: Any = None
-        return CatchUp(SESSION, ranks, there, optimizer, there).to_head(wait)
+        return CatchUp(SESSION, ranks, there, optimizer, there, Stop()).to_head(wait)
 
 
 def test_entries_that_come_after_the_report_are_applied_before_the_next_batch() -> None:
@@ -72,6 +80,16 @@ def test_entries_that_come_after_the_report_are_applied_before_the_next_batch() 
     assert log.to_head()
     assert (log.applied, log.reported) == (8, [5, 7])
     assert log.waits == [0.0] * 4
+
+
+def test_where_the_log_was_trimmed_it_is_entered_at_a_later_place() -> None:
+    resume = Resume(position=Position(seq=50, hash="1" * 64), step=40, anchors=["2" * 64])
+    trimmed = GoneError("log_trimmed", "gone", context={"resume": resume.model_dump(mode="json")})
+    log = Log(polls=[3, trimmed, 2, 0], active=[False, True])
+    assert log.to_head()
+    assert (log.applied, log.reported) == (52, [3, 52])
+    with pytest.raises(GoneError, match="another"):
+        Log(polls=[GoneError("run_ended", "another")], active=[]).to_head()
 
 
 def test_a_site_that_is_not_wanted_yet_waits_for_entries() -> None:
@@ -100,14 +118,75 @@ def test_a_site_is_behind_until_it_takes_part_again() -> None:
 
     ranks: Any = OneRank()
     client: Any = SimpleNamespace(abstain=abstain)
-    replica: Any = SimpleNamespace(step=4, position=HEAD, read_step=lambda message: message)
+    replica: Any = SimpleNamespace(step=4, position=HEAD, read_step=lambda message, sent: (message, sent))
     optimizer: Any = SimpleNamespace(param_groups=[{}])
-    exchange = Exchange(SESSION, ranks, client)
+    exchange = Exchange(SPEC, SESSION, ranks, client, Stop())
     exchange.attach(replica)
     entry = exchange(optimizer, None)
     assert (entry.update, entry.listed, exchange.behind) == (None, False, True)
-    assert exchange(optimizer, None) == b"entry"
+    assert exchange(optimizer, None) == (b"entry", "")
     assert not exchange.behind
+
+
+def test_what_earlier_ranks_have_answered_stands_and_the_entry_is_taken() -> None:
+    """New ranks of a site reach a round to which lost ones have contributed."""
+    polled: list[Any] = [None, b"entry"]
+
+    def abstain(*_: object) -> Any:
+        raise ConflictError("other_bytes", "answered already")
+
+    ranks: Any = OneRank()
+    client: Any = SimpleNamespace(abstain=abstain, update=lambda *_: polled.pop(0))
+    replica: Any = SimpleNamespace(step=4, position=HEAD, read_step=lambda message, sent: message)
+    optimizer: Any = SimpleNamespace(param_groups=[{}])
+    exchange = Exchange(SPEC, SESSION, ranks, client, Stop())
+    exchange.attach(replica)
+    assert exchange(optimizer, None) == b"entry"
+    assert (polled, exchange.behind, exchange.ended) == ([], False, False)
+    client.abstain = raising(ConflictError("stale_attempt", "replaced"))
+    with pytest.raises(ConflictError, match="replaced"):
+        exchange(optimizer, None)
+
+
+def raising(error: Exception) -> Any:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+class Coordinator:
+    """Takes parts, and forgets them as often as it is told to."""
+
+    def __init__(self, forgets: int = 0, closes_at: int | None = None) -> None:
+        self.forgets, self.closes_at = forgets, closes_at
+        self.parts: list[tuple[int, bytes, float]] = []
+
+    def contribute(self, run: str, region: str, step: int, site: str, part: int, body: bytes, wait: float) -> Answer:
+        self.parts.append((part, body, wait))
+        if part == self.closes_at:
+            return Answer(b"closed")
+        if part < 2:
+            return Answer(None)
+        self.forgets -= 1
+        return Answer(None, accepted=False) if self.forgets >= 0 else Answer(b"entry")
+
+    def answer(self) -> bytes:
+        there: Any = self
+        ranks: Any = OneRank()
+        exchange = Exchange(SPEC, SESSION, ranks, there, Stop())
+        exchange.attach(cast(Any, SimpleNamespace(step=4, position=HEAD)))
+        return exchange._answered([b"one", b"two", b"three"])
+
+
+def test_only_the_last_part_waits_and_all_are_sent_again_if_some_are_missing() -> None:
+    parts = [(0, b"one", 0.0), (1, b"two", 0.0), (2, b"three", 25.0)]
+    coordinator = Coordinator()
+    assert (coordinator.answer(), coordinator.parts) == (b"entry", parts)
+    coordinator = Coordinator(forgets=1)
+    assert (coordinator.answer(), coordinator.parts) == (b"entry", parts * 2)
+    coordinator = Coordinator(closes_at=1)
+    assert (coordinator.answer(), coordinator.parts) == (b"closed", parts[:2])
 
 
 @pytest.mark.parametrize(

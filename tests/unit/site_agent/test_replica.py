@@ -10,15 +10,19 @@ from safetensors.torch import save
 from torch import nn
 
 from algorithms import DeMo
-from algorithms.aggregate import aggregate
+from algorithms.aggregate import aggregate, without_empty_tensors
 from algorithms.codec import digest_arrays, pack_update
 from algorithms.momentum import encode
+from algorithms.parts import PART_BYTES
+from algorithms.updates import SparseUpdate
 from api.errors import IsthmusError
 from api.payload import digest_json, encode_message
 from api.schemas import Position, Resume
 from site_agent.replica import Replica, load_buffers, save_buffers
+from tests.unit.algorithms.test_against_reference import assert_same
 
 GENESIS = "0" * 64
+SENT = "5" * 64
 
 
 class Model(nn.Module):
@@ -31,13 +35,15 @@ class Model(nn.Module):
 class Scene:
     """A replica, the blobs it may fetch, and the log that it follows."""
 
-    def __init__(self) -> None:
+    def __init__(self, features: int = 4, part_bytes: int = PART_BYTES) -> None:
         torch.manual_seed(0)
-        self.model = Model()
+        self.model = Model(features)
         self.optimizer = DeMo(list(self.model.named_parameters()), lr=0.5, exchange=lambda *_: pytest.fail("no step"))
         self.blobs: dict[str, bytes] = {}
         fragments = self.optimizer.layout.fragments(2)
-        self.replica = Replica(self.optimizer, self.model, fragments, "a", self.blobs.__getitem__)
+        self.messages: dict[tuple[int, int], bytes] = {}
+        fetches = self.blobs.__getitem__, lambda seq, part: self.messages[seq, part]
+        self.replica = Replica(self.optimizer, self.model, fragments, "a", *fetches, part_bytes)
         self.elements = self.optimizer.layout.parameter_count
         self.previous = GENESIS
 
@@ -57,19 +63,27 @@ class Scene:
         self.replica.apply_start(header)
         self.previous = digest_json(header)
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def sent(self) -> SparseUpdate:
         layout = self.optimizer.layout
         gradients = {index: torch.ones(tensor.shape) for index, tensor in enumerate(layout.tensors)}
         momentum = {index: torch.zeros(tensor.elements) for index, tensor in enumerate(layout.tensors)}
-        sent = encode(self.optimizer._ownership, momentum, gradients, beta=0.0, k=32, codec="sign")
-        return pack_update(aggregate([sent], layout, [0]), layout)
+        return encode(self.optimizer._ownership, momentum, gradients, beta=0.0, k=32, codec="sign")
+
+    def arrays(self, chunks: range | None = None) -> dict[str, np.ndarray]:
+        layout = self.optimizer.layout
+        update = aggregate([self.sent()], layout, [0], chunks=chunks)
+        return pack_update(without_empty_tensors(update, layout), layout)
 
     def step(self, arrays: dict[str, np.ndarray], **fields: Any) -> Any:
         parts = [digest_arrays(arrays)] if arrays else []
-        header = self.header("step", parts=parts, lr=[0.5], decay=[1.0], contributors=[{"site": "a"}]) | fields
-        entry = self.replica.read_step(encode_message("entry", header, arrays))
-        self.previous = digest_json(header)
+        entry = self.replica.read_step(self.message(arrays, **{"parts": parts} | fields), SENT)
+        self.previous = self.replica.position.hash
         return entry
+
+    def message(self, arrays: dict[str, np.ndarray], **fields: Any) -> bytes:
+        contributors = [{"site": "a", "digest": SENT}]
+        header = self.header("step", lr=[0.5], decay=[1.0], contributors=contributors, k=32, codec="sign") | fields
+        return encode_message("entry", header, arrays)
 
 
 @pytest.fixture
@@ -85,7 +99,7 @@ def test_along_the_chain(scene: Scene):
     assert entry.listed
     scene.optimizer.apply(entry)
     assert scene.optimizer.read_parameters(everything).tolist() == [x - 0.5 for x in range(scene.elements)]
-    entry = scene.step({}, contributors=[{"site": "b"}])
+    entry = scene.step({}, contributors=[{"site": "b", "digest": SENT}])
     assert (entry.update, entry.listed) == (None, False)
     own = scene.replica.read_fragment(1)
     scene.replica.apply_anchor(scene.header("anchor", fragment=1, digest=scene.blob(bytes(len(own)))), held="0" * 64)
@@ -95,12 +109,63 @@ def test_along_the_chain(scene: Scene):
     assert (scene.replica.step, scene.optimizer.steps) == (2, 2)
 
 
+def test_a_site_is_listed_only_with_what_it_has_sent(scene: Scene):
+    """Its earlier ranks may have answered the round, or it has abstained."""
+    scene.start()
+    assert not scene.step({}, contributors=[{"site": "a", "digest": "6" * 64}]).listed
+    message = scene.message({}, parts=[], contributors=[{"site": "a", "digest": SENT}])
+    assert not scene.replica.read_step(message).listed
+
+
+class InParts(Scene):
+    """A bias and a matrix of 3 x 320 in five chunks, each of them a part."""
+
+    def __init__(self) -> None:
+        super().__init__(features=320, part_bytes=1)
+        self.start()
+        self.ranges = self.replica.parts(32, "sign")
+        self.own = [self.arrays(chunks) for chunks in self.ranges]
+        self.digests = [digest_arrays(arrays) for arrays in self.own]
+        for part in range(1, len(self.own)):
+            self.put(part, self.own[part])
+
+    def put(self, part: int, arrays: dict[str, np.ndarray], **fields: Any) -> None:
+        self.messages[1, part] = self.message(arrays, **{"parts": self.digests} | fields)
+
+    def read(self, **fields: Any) -> Any:
+        return self.replica.read_step(self.message(self.own[0], **{"parts": self.digests} | fields), SENT)
+
+
+def test_an_update_in_parts_moves_the_parameters_as_a_whole_does():
+    scene = InParts()
+    assert len(scene.ranges) == scene.optimizer.layout.chunk_count > 5
+    entry = scene.read()
+    assert_same(entry.update, aggregate([scene.sent()], scene.optimizer.layout, [0]))
+    assert entry.listed
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda scene: scene.put(2, scene.own[0]), "entry 1 arrived with other arrays than its header names"),
+        (lambda scene: scene.put(2, {}), "entry 1 arrived with other arrays than its header names"),
+        (lambda scene: scene.put(2, scene.own[2], lr=[0.25]), "part 2 of entry 1 has another header than part 0"),
+        (lambda scene: scene.digests.pop(), "parts, by the run's settings"),
+    ],
+)
+def test_a_part_that_does_not_belong_to_the_entry_is_refused(fault: Any, message: str):
+    scene = InParts()
+    fault(scene)
+    with pytest.raises(IsthmusError, match=message):
+        scene.read()
+
+
 def test_resuming_takes_the_anchors_and_goes_on_from_their_place(scene: Scene):
     fragments = scene.optimizer.layout.fragments(2)
     sizes = [scene.optimizer.layout.fragment_elements(fragment) for fragment in fragments]
     anchors = [scene.blob(np.full(size, 7.0 + number, "<f4").tobytes()) for number, size in enumerate(sizes)]
     resume = Resume(position=Position(seq=25, hash="a" * 64), step=20, anchors=anchors)
-    scene.replica.resume({"buffers": None}, resume)
+    scene.replica.resume(resume)
     scene.previous = "a" * 64
     parameters = scene.optimizer.read_parameters(range(len(scene.optimizer.layout.tensors))).tolist()
     assert parameters == [7.0] * sizes[0] + [8.0] * sizes[1]

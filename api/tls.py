@@ -1,0 +1,46 @@
+"""What a client makes of `https`, and of `http` where a token would be read by others."""
+
+import ssl
+from pathlib import Path
+
+import httpx
+
+from api.errors import IsthmusError
+
+__all__ = ["certificate_fault", "is_loopback", "trusted", "warning_about"]
+
+
+def is_loopback(url: str) -> bool:
+    return httpx.URL(url).host in ("localhost", "127.0.0.1", "::1")
+
+
+def trusted(ca_file: Path | None) -> ssl.SSLContext | bool:
+    """For httpx: the authorities of this file and no others, or those that it trusts by itself.
+
+    Raises:
+        IsthmusError: the file cannot be read, or has no certificate.
+    """
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError:
+        raise IsthmusError(f"{ca_file} holds no certificate: ISTHMUS_CA_FILE is to name a PEM file") from None
+    except OSError as error:
+        raise IsthmusError(f"cannot read the authority's certificate in {ca_file}: {error.strerror}") from None
+
+
+def warning_about(url: str) -> str | None:
+    """What to tell whoever sends a token there."""
+    if httpx.URL(url).scheme != "http" or is_loopback(url):
+        return None
+    return f"{url} is not https: tokens and parameters cross the network in the clear"
+
+
+def certificate_fault(error: BaseException | None) -> str | None:
+    """Why the other side's certificate was not accepted, if that is what a connection failed for."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message
+        error = error.__cause__ or error.__context__
+    return None

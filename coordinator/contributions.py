@@ -1,0 +1,96 @@
+"""Takes contributions in, part by part: checks each part on its arrival, and stores it before anything refers to it."""
+
+import asyncio
+import hashlib
+import math
+from contextlib import suppress
+
+from algorithms.outliers import squares
+from api.errors import ConflictError, InvalidError
+from api.payload import contribution_digest, digest_json
+from api.schemas import ContributionHeader
+from coordinator.arrivals import Arrival, Part
+from coordinator.engine import Engine
+from coordinator.events import Contributed, PartSent, Refused
+from coordinator.layouts import Layouts
+from coordinator.pressure import Pressure
+from coordinator.records import RunState, Sent
+from coordinator.round_events import admitted
+from coordinator.rounds import parts_of, read_header, read_update
+from coordinator.store import Store
+
+__all__ = ["Contributions"]
+
+_REASON = 500
+"""Characters of the reason for which a contribution was refused."""
+
+
+class Contributions:
+    def __init__(self, store: Store, layouts: Layouts, engine: Engine, pressure: Pressure) -> None:
+        self._store = store
+        self._layouts = layouts
+        self._engine = engine
+        self._pressure = pressure
+
+    async def parts(self, state: RunState) -> tuple[range, ...]:
+        """The chunks of each part of a contribution to this run."""
+        return parts_of(await self._layouts.of(state), state.spec.optimizer, state.spec.part_bytes)
+
+    async def take(
+        self, state: RunState, region: str, step: int, site: str, attempt: int, part: int, body: bytes
+    ) -> Contributed | list[int]:
+        """The contribution that is complete with this part; or the numbers of the parts that are missing.
+
+        Raises:
+            ConflictError: for another layout or with other settings; not possible now; other bytes than before.
+            GoneError: the round is being closed without this site, or the run has ended.
+            InvalidError: malformed; the detail names the tensor and the reason.
+            TooManyRequestsError: Redis is to drain first.
+            StorageFullError: the contributions of a round can never fit into Redis.
+        """
+        layout, optimizer = await self._layouts.of(state), state.spec.optimizer
+        parts = await self.parts(state)
+        header, arrays = await asyncio.to_thread(read_header, body, layout, optimizer)
+        _same_place(header, run=state.id, region=region, step=step, site=site, part=part)
+        if header.parts != len(parts) or part >= len(parts):
+            count = f"{len(parts)} parts, numbered from 0" if len(parts) > 1 else "one part, number 0"
+            raise InvalidError("other_parts", f"part {part} of {header.parts}: contributions to this run have {count}")
+        sent = PartSent(site, attempt, region, step, header.position, part, hashlib.sha256(body).hexdigest())
+        before = admitted(sent, state)
+        if before is not None:
+            return Contributed(site, attempt, region, step, header.position, before)
+        await self._pressure.require_room(state, layout)
+        update = asyncio.to_thread(read_update, header, arrays, layout, optimizer, parts[part])
+        try:
+            one = Part(sent.digest, squares(await update))
+            await self._store.put_payload(state.id, sent.digest, body)
+            arrived = {0: one} if len(parts) == 1 else await self._arrived(state, sent, one, header)
+        except InvalidError as error:
+            reason = error.detail.encode(errors="replace").decode()[:_REASON]
+            with suppress(ConflictError):
+                await self._engine.apply(state.id, Refused(site, attempt, region, step, header.position, reason))
+            raise
+        if missing := [number for number in range(len(parts)) if number not in arrived]:
+            return missing
+        return Contributed(site, attempt, region, step, header.position, _whole(arrived, header.tokens))
+
+    async def _arrived(
+        self, state: RunState, sent: PartSent, part: Part, header: ContributionHeader
+    ) -> dict[int, Part]:
+        seat = state.members[sent.site].seat
+        assert seat is not None
+        arrival = Arrival(state.id, sent.region, sent.step, sent.site, seat)
+        common = digest_json(header.model_dump(mode="json", exclude={"part"}))
+        return await self._store.arrivals.add(arrival, sent.part, part, common)
+
+
+def _whole(parts: dict[int, Part], tokens: int) -> Sent:
+    digests = tuple(parts[number].digest for number in range(len(parts)))
+    norm = math.sqrt(sum(parts[number].squares for number in range(len(parts))))
+    return Sent(digest=contribution_digest(digests), parts=digests, tokens=tokens, norm=norm)
+
+
+def _same_place(header: ContributionHeader, **place: str | int) -> None:
+    named = {name: getattr(header, name) for name in place}
+    if named != place:
+        raise InvalidError("other_place", f"the contribution's header says {named}, its URL {place}")

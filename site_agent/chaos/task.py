@@ -1,0 +1,48 @@
+"""The training script of `isthmus chaos`: one small layer; says after every step which parameters it holds."""
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from site_agent import join
+
+_SIZE = (24, 16)
+
+
+def _batches(seed: int) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(4, _SIZE[0], generator=generator) for _ in itertools.count())
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with join() as site:
+        params = site.spec.params
+        go = Path(params["go"])
+        torch.manual_seed(site.rank)  # not the same at all ranks: entry 0 makes it so
+        model = nn.Linear(*_SIZE)
+        wrapped = DistributedDataParallel(model) if site.ranks > 1 else model
+        optimizer = site.optimizer(wrapped)
+        for batch in site.batches(_batches(site.seed)):
+            time.sleep(params["pace_s"])
+            while optimizer.steps >= params["hold_at"] and not go.exists():
+                time.sleep(params["pace_s"])
+            loss = (wrapped(batch) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            applied = {"step": optimizer.steps, "digest": optimizer.parameters_digest()}
+            sys.stdout.write(json.dumps(applied) + "\n")
+            sys.stdout.flush()
+            site.log(loss=loss.item())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Connections to a real uvicorn that do not get on, each given a fraction of a second instead of a minute."""
+
+import asyncio
+import socket
+
+import pytest
+import uvicorn
+
+from coordinator import connections
+
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
+
+
+async def refuse(scope, receive, send):
+    """An app that answers without reading the body."""
+    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
+async def read_slowly(scope, receive, send):
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+def received(app, monkeypatch, *sent, pause_s=0.1):
+    """What comes back until the server closes the connection, while the parts are sent one by one."""
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.4)
+
+    async def talk():
+        listener = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(app, http=connections.BoundedConnection, lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+
+        async def trickle():
+            for part in sent:
+                writer.write(part)
+                await asyncio.sleep(pause_s)
+
+        sending = asyncio.create_task(trickle())
+        answer = b""
+        try:
+            async with asyncio.timeout(5):
+                while block := await reader.read(65536):
+                    answer += block
+        except ConnectionError:
+            pass
+        finally:
+            sending.cancel()
+            writer.close()
+            server.should_exit = True
+            await serving
+        return answer
+
+    return asyncio.run(talk())
+
+
+def test_a_connection_that_says_nothing(monkeypatch):
+    assert received(refuse, monkeypatch) == b""
+
+
+def test_a_head_that_trickles(monkeypatch):
+    assert received(refuse, monkeypatch, *(bytes([byte]) for byte in HEAD)) == b""
+
+
+def test_the_rest_of_a_body_that_has_had_its_answer(monkeypatch):
+    """Each byte ends uvicorn's own timer for connections that are kept."""
+    answer = received(refuse, monkeypatch, HEAD + b"Content-Length: 1000\r\n\r\n", *[b"x"] * 100)
+    assert answer.startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_requests_that_are_being_read_have_the_time_they_need(monkeypatch, requests):
+    body = [b"x"] * 8  # takes twice the time-out
+    answer = received(read_slowly, monkeypatch, *[HEAD + b"Content-Length: 8\r\n\r\n", *body] * requests)
+    assert answer.count(b"HTTP/1.1 200") == requests

@@ -1,0 +1,307 @@
+"""A log made by hand is rebuilt as the reference does it; what does not fit is an error that names its entry."""
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from algorithms.aggregate import aggregate
+from algorithms.codec import digest_arrays, pack_update
+from algorithms.layout import ParameterLayout
+from api.errors import GoneError, IsthmusError
+from api.payload import digest_json, encode_message
+from api.schemas import (
+    Condition,
+    LogPage,
+    MemberView,
+    OptimizerSpec,
+    OuterSpec,
+    Position,
+    RegionView,
+    Resume,
+    Run,
+    RunSpec,
+    RunStatus,
+)
+from site_agent.rebuild import rebuild
+from site_agent.replay import compared
+from tests import reference
+from tests.contract.by_hand import LAYOUT, coefficients
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+FRAGMENTS = 2
+
+
+class Log:
+    """Answers what `rebuild` asks a coordinator."""
+
+    def __init__(self, **optimizer: Any) -> None:
+        self.spec = RunSpec(
+            name="run",
+            task="task",
+            steps=9,
+            optimizer=OptimizerSpec(**{"chunk": 32, "k": 64} | optimizer),
+            outer=OuterSpec(every=2, fragments=FRAGMENTS),
+        )
+        tensors, groups = LAYOUT.tensors, LAYOUT.groups
+        self.model = ParameterLayout(tensors, LAYOUT.chunk, groups, self.spec.optimizer.transform)
+        self.items: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = []
+        self.blobs: dict[str, bytes] = {}
+        self.trimmed = 0
+        self.random = np.random.default_rng(3)
+        self.begin()
+
+    # --- as the client
+
+    def layout(self, run: str) -> dict[str, Any]:
+        return self.model.to_json()
+
+    def log(self, run: str, region: str, start: int, stop: int | None = None) -> LogPage:
+        if 0 < start < self.trimmed:
+            anchors = [header for header, _ in self.items[: self.trimmed]][-FRAGMENTS:]
+            resume = Resume(
+                position=Position(seq=anchors[-1]["seq"], hash=digest_json(anchors[-1])),
+                step=anchors[-1]["step"],
+                anchors=[header["digest"] for header in anchors],
+            )
+            raise GoneError("log_trimmed", "gone", context={"resume": resume.model_dump()})
+        headers = [header for header, _ in self.items[start : min(stop or start + 3, start + 3)]]
+        if start == 0 and self.trimmed:
+            del headers[1:]
+        last = self.items[-1][0]
+        return LogPage(items=headers, head=Position(seq=last["seq"], hash=digest_json(last)), ended=True)
+
+    def entry(self, run: str, region: str, seq: int) -> bytes:
+        return encode_message("entry", *self.items[seq])
+
+    def get_blob(self, digest: str) -> bytes:
+        return self.blobs[digest]
+
+    # --- what is in it
+
+    def append(self, kind: str, arrays: dict[str, np.ndarray] | None = None, **fields: Any) -> None:
+        last = self.items[-1][0] if self.items else None
+        common = {"kind": kind, "seq": len(self.items), "previous": digest_json(last) if last else "0" * 64}
+        self.items.append(({**common, "step": last["step"] if last else 0, **fields}, arrays or {}))
+
+    def blob(self, values: np.ndarray) -> str:
+        data = values.astype("<f4").tobytes()
+        digest = hashlib.sha256(data).hexdigest()
+        self.blobs[digest] = data
+        return digest
+
+    def begin(self) -> None:
+        parameters = self.blob(self.random.standard_normal(self.model.parameter_count))
+        self.append("start", layout=self.model.digest, parameters=parameters, buffers=None)
+
+    def step(self, empty: bool = False) -> None:
+        step = self.items[-1][0]["step"] + 1
+        arrays = {}
+        if not empty:
+            update = aggregate([coefficients([step, site]) for site in range(3)], self.model, [0, 0, 1])
+            arrays = dict(pack_update(update, self.model))
+        parts = [digest_arrays(arrays)] if arrays else []
+        rates = {"lr": [0.03125, 0.0625], "decay": [0.96875, 1.0]}
+        sent = {"k": self.spec.optimizer.k, "codec": self.spec.optimizer.codec}
+        self.append("step", arrays, step=step, parts=parts, contributors=[], **sent, **rates)
+
+    def outer(self, *, wrong: bool = False) -> None:
+        """An outer step whose anchors are none of the copies; this region's are what the reference says."""
+        before, position = self.reference(), 0
+        flat = np.concatenate([before[tensor.name].ravel() for tensor in self.model.tensors])
+        for fragment, tensors in enumerate(self.model.fragments(FRAGMENTS)):
+            size = self.model.fragment_elements(tensors)
+            copy = flat[position : position + size].astype("<f4").tobytes()
+            position += size
+            own = "1" * 64 if wrong else hashlib.sha256(copy).hexdigest()
+            participants = [{"region": "east", "digest": "2" * 64}, {"region": "west", "digest": own}]
+            anchor = self.blob(self.random.standard_normal(size))
+            self.append("anchor", fragment=fragment, digest=anchor, participants=participants)
+
+    def reference(self, log: list[Any] | None = None) -> dict[str, np.ndarray]:
+        ranges = [(tensors.start, tensors.stop) for tensors in self.model.fragments(FRAGMENTS)]
+        flat = np.frombuffer(self.blobs[self.items[0][0]["parameters"]], "<f4")
+        start = {
+            tensor.name: flat[offset : offset + tensor.elements].reshape(tensor.shape)
+            for tensor, offset in zip(self.model.tensors, self.model.offsets, strict=True)
+        }
+        optimizer = self.spec.optimizer
+        return reference.replay(
+            log or self.items,
+            start,
+            self.blobs.__getitem__,
+            chunk=32,
+            fragments=ranges,
+            groups=[tensor.group for tensor in self.model.tensors],
+            transform=optimizer.transform,
+            base_update=optimizer.base_update,
+            beta2=optimizer.beta2,
+        )
+
+    def expected(self, log: list[Any] | None = None) -> str:
+        rebuilt = self.reference(log)
+        return reference.parameters_digest([rebuilt[tensor.name] for tensor in self.model.tensors])
+
+    def run(self, status: RunStatus = RunStatus.SUCCEEDED, **digests: str) -> Run:
+        members = [
+            MemberView(
+                site=site,
+                region="west",
+                attempt=1,
+                ready=True,
+                condition=Condition.ACTIVE,
+                since=NOW,
+                reason="",
+                digest=digest,
+            )
+            for site, digest in digests.items()
+        ]
+        return Run(
+            id="run",
+            spec=self.spec,
+            status=status,
+            reason="",
+            since=NOW,
+            created_at=NOW,
+            step=0,
+            outer_rounds=0,
+            members=members,
+            regions=[RegionView(name="west", step=0, tokens=0)],
+            alarms=[],
+        )
+
+    def rebuilt(self, to: int | None = None) -> Any:
+        return rebuild(self, self.run(), "west", to, lambda *_: None)  # type: ignore[arg-type]
+
+
+def two_outer_rounds(**optimizer: Any) -> Log:
+    log = Log(**optimizer)
+    for _ in range(2):
+        log.step()
+        log.step()
+        log.outer()
+    log.step(empty=True)
+    log.step()
+    return log
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {},
+        {"base_update": "sgd", "subtract": "aggregate", "alpha": 0.25},
+        {"base_update": "adam", "beta2": 0.875},
+        {"transform": "random"},
+    ],
+    ids=str,
+)
+def test_the_same_bits_as_the_reference(optimizer):
+    log = two_outer_rounds(**optimizer)
+    rebuilt = log.rebuilt()
+    assert rebuilt.digest == log.expected()
+    assert (rebuilt.first, rebuilt.seq, rebuilt.step, rebuilt.whole) == (0, 10, 6, True)
+    assert (rebuilt.copies, rebuilt.differing) == (4, ())
+
+
+@pytest.mark.parametrize(("to", "seq"), [(0, 0), (1, 1), (2, 4), (3, 5), (6, 10), (99, 10)])
+def test_up_to_a_step_with_its_outer_round(to, seq):
+    log = two_outer_rounds()
+    rebuilt = log.rebuilt(to)
+    assert (rebuilt.seq, rebuilt.whole) == (seq, seq == 10)
+    assert rebuilt.digest == log.expected(log.items[: seq + 1])
+
+
+def test_a_trimmed_log_is_entered_behind_an_outer_round():
+    log = two_outer_rounds()
+    log.trimmed = 9
+    rebuilt = log.rebuilt()
+    assert rebuilt.digest == log.expected()
+    assert (rebuilt.first, rebuilt.seq, rebuilt.copies) == (8, 10, 0)
+    with pytest.raises(IsthmusError, match=r"begins behind step 4, .* step 3 cannot be rebuilt"):
+        log.rebuilt(3)
+
+
+def test_copies_that_the_steps_do_not_lead_to_are_named():
+    log = Log()
+    log.step()
+    log.step()
+    log.outer(wrong=True)
+    rebuilt = log.rebuilt()
+    assert rebuilt.differing == (3, 4)
+    assert rebuilt.digest == log.expected()
+    assert compared(log.run(a=rebuilt.digest), [rebuilt])["equal"] is False
+
+
+def change_arrays(log: Log) -> None:
+    header, arrays = log.items[2]
+    name = max(arrays, key=lambda name: arrays[name].size)
+    log.items[2] = header, arrays | {name: arrays[name] ^ np.uint8(1)}
+
+
+def change_header(log: Log) -> None:
+    log.items[2][0]["lr"] = [0.5, 0.5]
+
+
+def change_blob(log: Log) -> None:
+    digest = log.items[3][0]["digest"]
+    log.blobs[digest] = log.blobs[digest][:-4]
+
+
+def change_kind(log: Log) -> None:
+    log.items[5][0]["kind"] = "surprise"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (change_arrays, "run run, region west, entry 2: .*other arrays than its header names"),
+        (change_header, "run run, region west, entry 3: .*does not follow entry 2"),
+        (change_blob, "run run, region west, entry 3: .*elements"),
+        (change_kind, "run run, region west, entry 5: it is of kind 'surprise'"),
+    ],
+)
+def test_damage_is_named_by_its_entry(damage, message):
+    log = two_outer_rounds()
+    damage(log)
+    with pytest.raises(IsthmusError, match=message):
+        log.rebuilt()
+
+
+def test_a_message_with_a_header_of_its_own(monkeypatch):
+    log = two_outer_rounds()
+    entry = log.entry
+    header, arrays = log.items[1]
+    other = encode_message("entry", header | {"lr": [1.0, 1.0]}, arrays)
+    monkeypatch.setattr(log, "entry", lambda run, region, seq: other if seq == 1 else entry(run, region, seq))
+    with pytest.raises(IsthmusError, match="entry 1: its message carries another header than the log"):
+        log.rebuilt()
+
+
+def test_a_head_that_the_log_does_not_lead_to(monkeypatch):
+    log = two_outer_rounds()
+    page = log.log
+    head = Position(seq=10, hash="1" * 64)
+    monkeypatch.setattr(log, "log", lambda *place: page(*place).model_copy(update={"head": head}))
+    with pytest.raises(IsthmusError, match="entry 10 is another than"):
+        log.rebuilt()
+
+
+def test_verdicts():
+    log = two_outer_rounds()
+    whole, part = log.rebuilt(), log.rebuilt(2)
+    own = whole.digest
+    report = compared(log.run(a=own, b=own), [whole])
+    (line,) = report["regions"]
+    assert (report["run"], report["equal"], line["equal"]) == ("run", True, True)
+    assert (line["region"], line["seq"], line["step"], line["digest"]) == ("west", 10, 6, own)
+    assert line["reported"] == {"a": own, "b": own}
+    assert compared(log.run(a=own, b="1" * 64), [whole])["equal"] is False
+    for nothing in (
+        compared(log.run(), [whole]),
+        compared(log.run(a=own), [part]),
+        compared(log.run(RunStatus.RUNNING, a=own), [whole]),
+    ):
+        assert nothing["equal"] is None
+        assert nothing["regions"][0]["reported"] == {}
