@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 STAMP := $(VENV)/.installed
 
-.PHONY: install simulate test test-all lint bench e2e clean
+.PHONY: install simulate test test-all lint docs bench e2e clean
 .DEFAULT_GOAL := test
 
 install: $(STAMP)
@@ -29,6 +29,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+docs: $(STAMP)
+	$(BIN)/python -m tests.unit.coordinator.diagram
 
 bench: $(STAMP)
 	$(BIN)/isthmus bench algorithms $(ARGS)

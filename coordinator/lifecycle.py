@@ -40,6 +40,7 @@ __all__ = [
 
 
 def start_requested(event: StartRequested, state: RunState, now: datetime) -> Transition:
+    """Names the members, whose agents are asked for ranks from now on."""
     require_status(state, RunStatus.PENDING, to="start")
     members = {site: Member(site=site, region=region, since=now) for site, region in sorted(event.sites.items())}
     regions = {name: Region(name=name) for name in sorted(set(event.sites.values()))}
@@ -48,6 +49,7 @@ def start_requested(event: StartRequested, state: RunState, now: datetime) -> Tr
 
 
 def stop_requested(event: StopRequested, state: RunState, now: datetime) -> Transition:
+    """Agents are asked to end their ranks; a run that was not started ends at once."""
     if state.status in (RunStatus.STOPPING, RunStatus.STOPPED):
         return Transition(state)
     allowed = (RunStatus.PENDING, RunStatus.STARTING, RunStatus.RUNNING, RunStatus.PAUSED)
@@ -66,6 +68,7 @@ def pause_requested(event: PauseRequested, state: RunState, now: datetime) -> Tr
 
 
 def resume_requested(event: ResumeRequested, state: RunState, now: datetime) -> Transition:
+    """What is due opens again."""
     if state.status is RunStatus.RUNNING:
         return Transition(state)
     require_status(state, RunStatus.PAUSED, to="resume")
@@ -76,6 +79,7 @@ def resume_requested(event: ResumeRequested, state: RunState, now: datetime) -> 
 
 
 def start_uploaded(event: StartUploaded, state: RunState, now: datetime) -> Transition:
+    """Entry 0, from the lowest-named site that is there (A3)."""
     ranks_of(state, event.site, event.attempt)
     require_status(state, RunStatus.STARTING, RunStatus.RUNNING, RunStatus.PAUSED, to="upload entry 0")
     if state.start == event.start:
@@ -112,6 +116,7 @@ def begun(state: RunState, now: datetime) -> Transition:
 
 
 def final_reported(event: FinalReported, state: RunState, now: datetime) -> Transition:
+    """The digest of a site that has applied the last entry; the site is there, whatever was thought of it."""
     member = ranks_of(state, event.site, event.attempt)
     if state.status is RunStatus.SUCCEEDED and member.final == event.digest:
         return Transition(state)

@@ -93,6 +93,7 @@ def seat_taken(event: SeatTaken, state: RunState, now: datetime) -> Transition:
 
 
 def layout_presented(event: LayoutPresented, state: RunState, now: datetime) -> Transition:
+    """The site's ranks are ready; the first layout is the run's."""
     ranks_of(state, event.site, event.attempt)
     require_status(state, *_ALIVE, to="join")
     if state.layout is not None and state.layout.digest != event.layout.digest:
@@ -203,6 +204,7 @@ def site_added(event: SiteAdded, state: RunState, now: datetime) -> Transition:
 
 
 def site_removed(event: SiteRemoved, state: RunState, now: datetime) -> Transition:
+    """The site is a member no more, until it is added again."""
     require_status(state, *_ALIVE, to="remove a site")
     member = state.members.get(event.site)
     if member is None:

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 
 def announced(event: Announced, state: RunState, now: datetime) -> Transition:
+    """A participant holds this copy of a fragment; announced again once the copy is stored."""
     ranks_of(state, event.site, event.attempt)
     going_on(state, to="announce a fragment")
     if event.number <= state.outer_rounds:

@@ -87,8 +87,8 @@ class Member(Record):
         failures: of ranks, since the last contribution that was accepted; `failure` is the last one.
         delays: seconds from the first answer of a round to its own, the last few, late ones among them.
         missed: rounds in a row that closed without its answer.
-        listed: the last step whose entry lists its contribution, 0 for none (rule A10).
         late: the first of those that its ranks may still be busy with.
+        listed: the last step whose entry lists its contribution, 0 for none (rule A10).
         benched_until: the earliest time of its release.
         away, excluded: the reasons, while this holds.
     """

@@ -69,6 +69,7 @@ def _closing(event: Answer | PartSent) -> GoneError:
 
 
 def contributed(event: Contributed, state: RunState, now: datetime) -> Transition:
+    """Taken in once, and for good: the entry will list it (A1)."""
     region, round_ = _open_round(state, event)
     before = round_.contributions.get(event.site)
     if before is not None and before.digest == event.sent.digest:
@@ -82,6 +83,7 @@ def contributed(event: Contributed, state: RunState, now: datetime) -> Transitio
 
 
 def abstained(event: Abstained, state: RunState, now: datetime) -> Transition:
+    """Taken in once, like a contribution; the entry names the site and its reason (A7)."""
     region, round_ = _open_round(state, event)
     if event.site in round_.abstentions:
         return Transition(state)
