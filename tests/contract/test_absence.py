@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from api.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
-from api.payload import decode_message
+from api.payload import contribution_digest, decode_message
 from api.schemas import Condition, OuterSpec, ProcessReport, ProcessState, RoundsSpec, RunStatus
 from coordinator.redis_server import EmbeddedRedis
 from tests.conftest import LiveCoordinator, start_coordinator, wait_until
@@ -97,7 +97,7 @@ def test_what_lost_ranks_have_sent_is_listed_and_others_cannot_send_again(patien
     assert second.caught_up().active
     problem(second.send(1, second.message(1, seed=5)), 409, "other_bytes")
     header, _ = decode_message("entry", first.contribute(1, wait=WAIT_S))
-    assert header["contributors"][1]["digest"] == hashlib.sha256(sent).hexdigest()
+    assert header["contributors"][1]["digest"] == contribution_digest([hashlib.sha256(sent).hexdigest()])
     assert second.send(1, sent).status_code == 200
 
 
