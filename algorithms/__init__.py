@@ -7,15 +7,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from algorithms.demo import DeMo, StepEntry
+    from algorithms.demo import DeMo
     from algorithms.settings import Settings, preset
+    from algorithms.step_entry import StepEntry
 
 __all__ = ["DeMo", "Settings", "StepEntry", "preset"]
 
 _MODULES = {
     "DeMo": "algorithms.demo",
     "Settings": "algorithms.settings",
-    "StepEntry": "algorithms.demo",
+    "StepEntry": "algorithms.step_entry",
     "preset": "algorithms.settings",
 }
 

@@ -6,7 +6,7 @@ functions (`encode`, `subtract_sent`, `subtract_update`, `apply_update`); the cl
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -25,6 +25,7 @@ from algorithms.masters import read_flat, write_flat
 from algorithms.momentum import Ownership, encode, subtract_sent, subtract_update
 from algorithms.optimizer_state import check_groups, check_identity, restored
 from algorithms.settings import Settings, SettingsDict
+from algorithms.step_entry import Exchange, StepEntry
 from algorithms.updates import AggregateUpdate, SparseUpdate
 
 __all__ = ["DeMo", "Exchange", "StepEntry", "apply_update", "encode", "subtract_sent", "subtract_update"]
@@ -34,21 +35,11 @@ CHECK_EVERY = 1000
 
 
 @dataclass(frozen=True)
-class StepEntry:
-    """What the log says about one inner step."""
+class _Step:
+    """What this rank has sent, None if it abstained; and the entry, or what waits for it."""
 
-    update: AggregateUpdate | None
-    """None: an empty entry, which changes nothing, not even by weight decay."""
-    lr: tuple[float, ...]
-    """Per group, float32-representable."""
-    decay: tuple[float, ...]
-    """`1 - lr * weight_decay` per group, float32-representable."""
-    listed: bool
-    """Whether the entry lists this site's contribution."""
-
-
-Exchange = Callable[["DeMo", SparseUpdate | None], StepEntry]
-"""Takes the optimizer and this rank's contribution, None to abstain, and returns the entry of the step."""
+    sent: SparseUpdate | None
+    entry: StepEntry | Callable[[], StepEntry]
 
 
 class DeMo(torch.optim.Optimizer):
@@ -93,6 +84,7 @@ class DeMo(torch.optim.Optimizer):
         self.float32_is_exact: dict[torch.device, bool] = {}
         """Result of the last known-answer check of each device; float64 is used where it failed."""
         self._exchange = exchange
+        self._on_its_way: _Step | None = None
         self._warned = False
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
@@ -131,19 +123,45 @@ class DeMo(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Contributes, obtains the entry and applies it. Returns what the closure, evaluated first, returned."""
+        """Contributes, obtains the entry and applies it. Returns what the closure, evaluated first, returned.
+
+        If the exchange does not wait for the entry, the next step does, before it looks into its gradients.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.settle()
         sent = self._contribution()
         if sent is None:
             self.skipped_steps += 1
         entry = self._alone(sent) if self._exchange is None else self._exchange(self, sent)
+        self._on_its_way = _Step(sent, entry)
+        if isinstance(entry, StepEntry):
+            self.settle()
+        return loss
+
+    @property
+    def settled(self) -> bool:
+        """Whether the entry of the last step has been applied."""
+        return self._on_its_way is None
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Waits for the entry of the last step, if it is still on its way, and applies it."""
+        if self._on_its_way is None:
+            return
+        sent, entry = self._on_its_way.sent, self._on_its_way.entry
+        entry = entry if isinstance(entry, StepEntry) else entry()
+        self._on_its_way = None
+        self.take(sent, entry)
+
+    @torch.no_grad()
+    def take(self, sent: SparseUpdate | None, entry: StepEntry) -> None:
+        """Applies the entry of a step to which this rank has sent that, or has abstained; what is listed leaves M."""
         if self.settings.subtract == "local" and entry.listed and sent is not None and entry.update is not None:
             subtract_sent(self._ownership, self._momentum(), sent, entry.update, self.settings.alpha, self.steps + 1)
         self.apply(entry)
-        return loss
 
     @torch.no_grad()
     def apply(self, entry: StepEntry) -> None:
@@ -219,6 +237,28 @@ class DeMo(torch.optim.Optimizer):
             )
         return StepEntry(update, lr, decay, listed)
 
+    def momentum(self) -> dict[str, Tensor]:
+        """This rank's part of the momentum, by canonical name: of the tensors that have one, flat, float32."""
+        states = (
+            (tensor, self.state.get(p, {})) for tensor, p in zip(self.layout.tensors, self._parameters, strict=True)
+        )
+        return {tensor.name: state["momentum"] for tensor, state in states if "momentum" in state}
+
+    def set_momentum(self, momentum: Mapping[str, Tensor]) -> None:
+        """Replaces all of it by what `momentum()` gave.
+
+        Raises ValueError, and changes nothing, if a name or a size is not ours.
+        """
+        sizes = {tensor.name: size for tensor, size in zip(self.layout.tensors, self._ownership.sizes, strict=True)}
+        wrong = [name for name, values in momentum.items() if tuple(values.shape) != (sizes.get(name),)]
+        if wrong:
+            raise ValueError(f"the momentum is of another model or another number of ranks: {', '.join(wrong[:5])}")
+        self.reset_momentum()
+        for tensor, parameter in zip(self.layout.tensors, self._parameters, strict=True):
+            if tensor.name in momentum:
+                values = momentum[tensor.name].to(parameter.device, torch.float32, copy=True)
+                self.state[parameter]["momentum"] = values
+
     def masters(self) -> list[Tensor]:
         """Every parameter as flat float32, in layout order: itself if contiguous float32, its master, or a copy."""
         return [self._flat(index) for index in range(len(self._parameters))]
@@ -246,7 +286,11 @@ class DeMo(torch.optim.Optimizer):
         return parameters_digest(flat.cpu().numpy() for flat in self.masters())
 
     def state_dict(self) -> dict[str, Any]:
-        """State and groups as torch keeps them; under `demo` the counters, and what gives the state its meaning."""
+        """State and groups as torch keeps them; under `demo` the counters, and what gives the state its meaning.
+
+        Waits for an entry that is on its way.
+        """
+        self.settle()
         counters = {"steps": self.steps, "skipped_steps": self.skipped_steps}
         return {**super().state_dict(), "demo": {**self._identity(), **counters}}
 
@@ -266,7 +310,7 @@ class DeMo(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """What a copy takes along: as ever with torch's optimizers, neither hooks nor what a scheduler has attached."""
         mine = ("settings", "owned", "steps", "skipped_steps", "applied_lr", "float32_is_exact", "layout")
-        private = ("_exchange", "_warned", "_parameters", "_ownership")
+        private = ("_exchange", "_on_its_way", "_warned", "_parameters", "_ownership")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in (*mine, *private)}}
 
     def _identity(self) -> dict[str, str]:

@@ -133,6 +133,10 @@ class RoundsSpec(Message):
     late_rounds: int = Field(default=3, ge=1, le=10**6, description="rounds missed in a row that bench a site")
     bench_s: float = Field(default=60.0, gt=0, le=86_400, description="for how long nobody waits for a benched site")
     restarts: int = Field(default=3, ge=0, le=10**6, description="failures of a site's ranks before it is excluded")
+    overlap: bool = Field(
+        default=False,
+        description="a round goes on while the next gradients are computed: each update is applied one step late",
+    )
 
 
 def _plain_json(value: Any, depth: int = 0) -> Any:
@@ -364,6 +368,7 @@ class JoinReply(Message):
     layout: Digest
     upload_start: bool = Field(description="this site is to upload entry 0 (rule A3); ask again while there is none")
     evaluate: bool = Field(description="this site runs the held-out evaluation (rule C10)")
+    listed: Step = Field(default=0, description="last step whose entry lists this site; 0: none (rule A10)")
     resume: Resume | None = Field(default=None, description="load that and apply what follows; null: begin at entry 0")
 
 

@@ -1,35 +1,27 @@
-"""`python -m coordinator`: Redis (its own unless told otherwise), the service, and uvicorn around it."""
+"""`python -m coordinator`: Redis (its own unless told otherwise), the socket, the tokens, and who serves on it."""
 
 import asyncio
 import contextlib
-import os
 import secrets
 import socket
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import structlog
-import uvicorn
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 from redis.exceptions import RedisError
-from starlette.requests import Request
-from starlette.responses import Response
 
-from api.app import create_app
 from api.errors import IsthmusError, faults_of
-from api.middleware import problem_response
-from api.rates import Rates
-from coordinator.blobs import BlobDirectory
-from coordinator.connections import BoundedConnection
+from coordinator.ending import end_on_signals, until_one_ends
 from coordinator.redis_server import EmbeddedRedis
-from coordinator.service import CoordinatorService
+from coordinator.serving import serve
 from coordinator.settings import Settings
-from coordinator.store import Store, unavailable
+from coordinator.store import Store
 from coordinator.tls import check_certificate, is_loopback
 from coordinator.tokens import hashed
+from coordinator.workers import supervise
 
 log = structlog.get_logger()
 
@@ -43,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         for fault in faults_of(error.errors()):
             print(f"isthmus coordinator: {fault}", file=sys.stderr)  # noqa: T201
         return 2
+    end_on_signals()
     try:
         _run(settings)
     except IsthmusError as error:
@@ -63,7 +56,7 @@ def _run(settings: Settings) -> None:
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)
         embedded = None if settings.redis_url else stack.enter_context(EmbeddedRedis(settings.data_dir))
-        asyncio.run(_serve(settings, embedded, listener))
+        asyncio.run(_coordinate(settings, embedded, listener))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -81,44 +74,19 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(settings: Settings, embedded: EmbeddedRedis | None, listener: socket.socket) -> None:
+async def _coordinate(settings: Settings, embedded: EmbeddedRedis | None, listener: socket.socket) -> None:
+    """What is done once, however many processes serve, and then they."""
     redis_url = settings.redis_url or (embedded.url if embedded else "")
-    store = Store(redis_url)
-    await _reach(store, redis_url)
-    service = CoordinatorService(store, BlobDirectory(settings.data_dir / "blobs"), settings)
-    await _grant_tokens(store, settings)
-    for warning in await store.warnings():
-        log.warning(warning)
-    await service.tick()
-    app = create_app(service, Rates(settings.rate_limit, settings.failure_limit))
-    app.add_exception_handler(RedisError, _unavailable)
-    config = uvicorn.Config(
-        app,
-        http=BoundedConnection,
-        ws="none",
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=3,
-        timeout_keep_alive=30,
-        lifespan="off",
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
-    )
-    server = _Server(config, service)
+    await _prepare(settings, redis_url)
     host, port = listener.getsockname()[:2]
     url = f"{'https' if settings.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
     _write(settings.data_dir / "url", url)
     log.info("coordinator listens", url=url, data_dir=str(settings.data_dir.absolute()))
-    background = [asyncio.create_task(service.keep_ticking())]
+    serving = serve if settings.workers == 1 else supervise
+    work = [serving(settings, redis_url, listener)]
     if embedded is not None:
-        background.append(asyncio.create_task(_keep_alive(embedded)))
-    for task in background:
-        task.add_done_callback(partial(_end_with, server))
-    await server.serve(sockets=[listener])
-    for task in background:
-        task.cancel()
-    await asyncio.wait(background, timeout=2)
-    await store.close()
+        work.append(_keep_alive(embedded))
+    await until_one_ends(*work)
 
 
 async def _keep_alive(embedded: EmbeddedRedis) -> None:
@@ -129,27 +97,15 @@ async def _keep_alive(embedded: EmbeddedRedis) -> None:
             log.error("the embedded redis had ended and was started again")
 
 
-def _end_with(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
-    """A coordinator whose background work has failed must not look alive: whoever supervises it starts it again."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("background work failed, ending", exc_info=error)
-        server.should_exit = True
-
-
-async def _unavailable(_: Request, error: Exception) -> Response:
-    return problem_response(unavailable(error))
-
-
-class _Server(uvicorn.Server):
-    """Answers open polls as soon as it is told to end, so that the end takes no longer than the work in hand."""
-
-    def __init__(self, config: uvicorn.Config, service: CoordinatorService) -> None:
-        super().__init__(config)
-        self._service = service
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._service.close()
-        await super().shutdown(sockets)
+async def _prepare(settings: Settings, redis_url: str) -> None:
+    store = Store(redis_url)
+    try:
+        await _reach(store, redis_url)
+        await _grant_tokens(store, settings)
+        for warning in await store.warnings():
+            log.warning(warning)
+    finally:
+        await store.close()
 
 
 async def _reach(store: Store, url: str, patience_s: float = 60.0) -> None:
@@ -181,17 +137,29 @@ async def _grant_tokens(store: Store, settings: Settings) -> None:
         if token is None:
             path = settings.data_dir / f"{scope}-token"
             if not path.exists():
-                _write(path, secrets.token_urlsafe(32), mode=0o600)
+                _create(path, secrets.token_urlsafe(32))
             token = path.read_text().strip()
             log.info("token", scope=scope, file=str(path.absolute()))
         await store.tokens.install(scope, hashed(token), await store.now())
 
 
-def _write(path: Path, text: str, mode: int = 0o644) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+def _create(path: Path, secret: str) -> None:
+    """Unless another coordinator that shares the directory has just done so."""
+    draft = _draft(path, secret, mode=0o600)
+    with contextlib.suppress(FileExistsError):
+        path.hardlink_to(draft)
+    draft.unlink()
+
+
+def _write(path: Path, text: str) -> None:
+    _draft(path, text, mode=0o644).replace(path)
+
+
+def _draft(path: Path, text: str, mode: int) -> Path:
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     draft.touch(mode)
     draft.write_text(text + "\n")
-    draft.replace(path)
+    return draft
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Moves runs: applies events by compare-and-set, does pending work, wakes who waits. No leader: any number of these.
 
-Whoever waits looks at Redis again every second, so that a change made by another process, or a lost wake-up, costs a
-second and nothing more.
+Whoever waits is woken by commits of this process and, over Redis, of others. It looks at Redis again every second, too,
+so that a wake-up that is lost costs a second and nothing more.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ import structlog
 
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError
-from api.schemas import RunStatus
 from coordinator.aggregation import LostContributionError, aggregate_round
 from coordinator.blobs import BlobDirectory
 from coordinator.events import Averaged, Event, WorkFailed
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
+from coordinator.news import concern_agents
 from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
 from coordinator.records import RunState
@@ -58,7 +58,7 @@ class Engine:
             if after.state == before.state:
                 break
             if await self._store.commit(before, after, messages):
-                self._wake(run, agents=_assignments(after.state) != _assignments(before.state))
+                self._wake(run, agents=concern_agents(before.state, after.state))
                 break
         if after.state.status is not before.state.status:
             because = {"because": after.state.ended_because} if after.state.ended_because else {}
@@ -85,6 +85,10 @@ class Engine:
         """Until there is news for agents in some run, at most a second."""
         if not self._closing:
             await _wait_for(self._assignments_changed, min(seconds, RECHECK_S))
+
+    async def listen(self) -> None:
+        """Wakes for commits of other processes, for ever."""
+        await self._store.listen(lambda news: self._wake(news.run, agents=news.agents))
 
     def _wake(self, run: str, *, agents: bool) -> None:
         if (changed := self._changed.pop(run, None)) is not None:
@@ -170,10 +174,6 @@ class Engine:
         )
         anchor, momentum = await asyncio.to_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
         await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum))
-
-
-def _assignments(state: RunState) -> tuple[RunStatus, dict[str, int]]:
-    return state.status, state.assigned
 
 
 def _log_members(before: RunState, after: RunState) -> None:

@@ -61,6 +61,7 @@ def rejoining(state: RunState, site: str, *, attempt: int, seat: str | None = No
         seat=seat,
         failures=member.failures,
         failure=member.failure,
+        listed=member.listed,
         away=member.away,
         excluded=member.excluded,
     )

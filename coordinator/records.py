@@ -87,6 +87,7 @@ class Member(Record):
         failures: of ranks, since the last contribution that was accepted; `failure` is the last one.
         delays: seconds from the first answer of a round to its own, the last few, late ones among them.
         missed: rounds in a row that closed without its answer.
+        listed: the last step whose entry lists its contribution, 0 for none (rule A10).
         late: the first of those that its ranks may still be busy with.
         benched_until: the earliest time of its release.
         away, excluded: the reasons, while this holds.
@@ -105,6 +106,7 @@ class Member(Record):
     failure: str = ""
     delays: tuple[float, ...] = ()
     missed: int = 0
+    listed: int = 0
     late: Missed | None = None
     benched_until: datetime | None = None
     away: str = ""

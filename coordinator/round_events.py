@@ -178,5 +178,7 @@ def _closed(state: RunState, region: Region, parts: tuple[str, ...], norms: dict
     round_ = region.round
     assert round_ is not None
     header = step_header(state, region, parts, norms)
+    for site in round_.contributions:
+        state = with_member(state, site, listed=round_.step)
     tokens = region.tokens + sum(sent.tokens for sent in round_.contributions.values())
     return append(state, region.model_copy(update={"step": round_.step, "round": None, "tokens": tokens}), header)

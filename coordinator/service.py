@@ -81,6 +81,10 @@ class CoordinatorService:
                 log.warning("tick failed, to be tried again", error=str(error))
             await asyncio.sleep(self._settings.tick_s)
 
+    async def keep_listening(self) -> None:
+        """Wakes who waits here for what another process has done."""
+        await self._engine.listen()
+
     async def tick(self) -> None:
         """What time has made due. To be done once before any request is answered: an outage is noticed here (A6)."""
         now, outage_s = await self._store.tick(self._settings.tick_s, self._settings.lease_s)
@@ -213,6 +217,7 @@ class CoordinatorService:
             layout=layout.digest,
             upload_start=site == state.first_site and state.start is None,
             evaluate=site == first,
+            listed=state.members[site].listed,
             resume=state.entrance(state.members[site].region),
         )
 

@@ -24,6 +24,7 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="address to listen on; loopback unless told otherwise")
     port: int = Field(default=8420, ge=0, le=65535, description="0 takes a free one and writes it to DATA_DIR/url")
     data_dir: Path = Field(default=Path("isthmus-data"), description="blobs, tokens and the embedded Redis's data")
+    workers: int = Field(default=1, ge=1, le=64, description="processes that serve; they share the port and Redis")
     redis_url: str | None = Field(default=None, description="default: a Redis of its own in DATA_DIR")
     tls_cert: Path | None = Field(
         default=None, description="PEM file: serves HTTPS with this certificate and its chain"

@@ -5,7 +5,7 @@ decides anything. Any Redis-compatible server from 6.2 on will do.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +21,7 @@ from api.schemas import RunStatus
 from coordinator.arrivals import Arrival, Arrivals
 from coordinator.audit import AuditLog
 from coordinator.log_store import LogStore, appended, ended, log_keys, payload_key
+from coordinator.news import News, NewsChannel, concern_agents
 from coordinator.records import Record, RunState
 from coordinator.tokens import Tokens, hashed, token_key
 from coordinator.transitions import Transition
@@ -127,6 +128,7 @@ class Store:
             url, max_connections=64, timeout=10, health_check_interval=15, socket_connect_timeout=20
         )
         self._redis: Any = redis.asyncio.Redis(connection_pool=pool)
+        self._news = NewsChannel(self._redis)
         self.arrivals = Arrivals(self._redis)
         self.tokens = Tokens(self._redis)
         self.audit = AuditLog(self._redis)
@@ -138,6 +140,10 @@ class Store:
 
     async def close(self) -> None:
         await self._redis.aclose(close_connection_pool=True)
+
+    async def listen(self, heard: Callable[[News], None]) -> None:
+        """Calls `heard` for the commits of other processes, for ever; some may be missed."""
+        await self._news.listen(heard)
 
     async def ping(self) -> None:
         await self._redis.ping()
@@ -226,6 +232,7 @@ class Store:
             operations.append(["SADD", "active", state.id])
         if after.outer_round is not None:
             operations.append(["RPUSH", f"outer-rounds:{state.id}", after.outer_round.model_dump_json()])
+        operations.append(self._news.publication(state.id, agents=concern_agents(before.state, state)))
         arguments: list[str | int] = [before.version, state.model_dump_json(), json.dumps(operations)]
         committed = bool(await self._commit(keys=[_run(state.id)], args=arguments))
         if committed:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from algorithms.demo import DeMo, StepEntry
+from algorithms.demo import DeMo
+from algorithms.step_entry import StepEntry
 from algorithms.updates import SparseUpdate
 from site_agent.shards import pack_shard, read_shards
 

@@ -9,7 +9,9 @@ from api.errors import GoneError
 from api.schemas import CaughtUp, LogPage, Resume
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica
+from site_agent.saved_momentum import OnItsWay, SavedMomentum
 from site_agent.settings import Session
+from site_agent.stop import Stop
 
 __all__ = ["CatchUp"]
 
@@ -29,26 +31,42 @@ class CatchUp:
         client: CoordinatorClient | None,
         optimizer: DeMo,
         replica: Replica,
+        stop: Stop,
     ) -> None:
         self._session = session
         self._ranks = ranks
         self._client = client
         self._optimizer = optimizer
         self._replica = replica
+        self._stop = stop
+        self._saved: SavedMomentum | None = None
+        self._restored = False
+        self._on_its_way: OnItsWay | None = None
 
-    def enter(self, start: Header, resume: Resume | None) -> bool:
+    def enter(self, start: Header, resume: Resume | None, saved: SavedMomentum | None) -> bool:
         """Loads what the log begins with, or the parameters at a later place of it, and goes `to_head`.
 
-        The momentum begins with zero there: updates of which nothing was in it leave nothing behind.
+        The momentum is what was saved, from its place in the log on, with what was on its way then; or it begins with
+        zero at the head: updates of which nothing was in it leave nothing behind.
         """
+        self._saved = saved
         if resume is None:
             self._replica.apply_start(start)
         else:
             self._replica.load_buffers(start)
             self._replica.resume(resume)
         goes_on = self.to_head()
-        self._optimizer.reset_momentum()
+        self._restore()
+        if not self._restored or self._on_its_way is not None:  # which may be listed later, when we send other bytes
+            self._optimizer.reset_momentum()
+        self._on_its_way = None
         return goes_on
+
+    def _restore(self) -> None:
+        """Takes up the saved momentum, at the place where it was saved or, if that is passed, here."""
+        if self._saved is not None and self._replica.next_seq > self._saved.seq:
+            self._optimizer.set_momentum(self._saved.momentum)
+            self._on_its_way, self._saved, self._restored = self._saved.on_its_way, None, True
 
     def to_head(self, wait: float = 0.0) -> bool:
         """Applies all entries there are, and waits for more until the coordinator counts on this site.
@@ -63,6 +81,7 @@ class CatchUp:
             page = self._page(wait)
             if isinstance(page, Resume):
                 self._replica.resume(page)
+                self._saved, self._restored = None, False  # updates that it would have lost are not to be had any more
                 continue
             for header in page.items:
                 self._apply(header)
@@ -75,8 +94,9 @@ class CatchUp:
 
     def _page(self, wait: float) -> LogPage | Resume:
         """The next entries, or where the log begins now."""
-        answer = None if self._client is None else self._asked(self._client, wait).encode()
-        kind, _, text = self._ranks.share(answer).decode().partition(" ")
+        with self._stop.let():
+            answer = None if self._client is None else self._asked(self._client, wait).encode()
+            kind, _, text = self._ranks.share(answer).decode().partition(" ")
         return LogPage.model_validate_json(text) if kind == "page" else Resume.model_validate_json(text)
 
     def _asked(self, client: CoordinatorClient, wait: float) -> str:
@@ -89,13 +109,20 @@ class CatchUp:
         return "page " + page.model_dump_json()
 
     def _apply(self, header: Header) -> None:
+        self._restore()
         if header["kind"] == "anchor":
             self._replica.apply_anchor(header)
             return
         message = None
         if self._client is not None:
             message = self._client.entry(self._session.run, self._session.region, header["seq"], 0)
-        self._optimizer.apply(self._replica.read_step(self._ranks.share(message)))
+        message = self._ranks.share(message)
+        way = self._on_its_way
+        if way is None or way.step != header["step"]:
+            self._optimizer.apply(self._replica.read_step(message))
+            return
+        self._on_its_way = None
+        self._optimizer.take(way.sent, self._replica.read_step(message, way.digest))
 
     def _is_active(self) -> bool:
         reply = None

@@ -2,25 +2,29 @@
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
+from threading import Thread
 
 import structlog
 
 from algorithms import DeMo
 from algorithms.codec import pack_contribution
-from algorithms.demo import StepEntry
+from algorithms.step_entry import StepEntry
 from algorithms.updates import SparseUpdate, restrict
 from api.client import CoordinatorClient
 from api.errors import ConflictError, GoneError, InvalidError
 from api.payload import contribution_digest, encode_message
-from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader
+from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader, RunSpec
 from api.service import Answer
 from site_agent.journal import Journal
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica
+from site_agent.saved_momentum import OnItsWay
 from site_agent.settings import Session
 from site_agent.shards import absent_names, pack_shard, read_shards
+from site_agent.stop import Stop
 
 __all__ = ["Exchange"]
 
@@ -39,40 +43,62 @@ _INSTEAD = {"run_ended": _ENDED, "closed_without_you": _BEHIND, "log_trimmed": _
 class Exchange:
     """The `exchange` of a site's DeMo, the same at every rank; only rank 0 has a client.
 
-    The step changes nothing, and `ended` is set, once the run has ended at the coordinator; so it does, and `behind` is
-    set, if the round was closed without this site: what it would have sent stays in its momentum. So it does if the
-    entry does not list what these ranks have sent: earlier ones may have answered the round.
+    With `rounds.overlap` the round trip goes on while the next gradients are computed (rule A9). The step changes
+    nothing, and `ended` is set, once the run has ended at the coordinator; so it does, and `behind` is set, if the
+    round was closed without this site: what it would have sent stays in its momentum. So it does if the entry does not
+    list what these ranks have sent: earlier ones may have answered the round.
     """
 
-    def __init__(self, session: Session, ranks: LocalRanks, client: CoordinatorClient | None) -> None:
+    def __init__(
+        self, spec: RunSpec, session: Session, ranks: LocalRanks, client: CoordinatorClient | None, stop: Stop
+    ) -> None:
         self.ended = False
         self.behind = False
         self.tokens = 0
         """Of this rank since the last step."""
+        self.on_its_way: OnItsWay | None = None
+        """What these ranks have sent to the step whose entry they have not seen."""
         self.wait_s = 0.0
         """Spent waiting for the coordinator, so far."""
+        self._spec = spec
         self._session = session
         self._ranks = ranks
         self._client = client
+        self._stop = stop
         self._journal = Journal(session.folder)
 
     def attach(self, replica: Replica) -> None:
         self._replica = replica
 
-    def __call__(self, optimizer: DeMo, contribution: SparseUpdate | None) -> StepEntry:
-        """The entry of the next step, after contributing, or abstaining with None."""
+    def __call__(self, optimizer: DeMo, contribution: SparseUpdate | None) -> StepEntry | Callable[[], StepEntry]:
+        """The entry of the next step, or what waits for it, after contributing, or abstaining with None."""
+        if self.ended or self._replica.step >= self._spec.steps:
+            self.behind = False
+            return _nothing(optimizer)
         shards = self._ranks.gather(
             _ABSTAINS if contribution is None else pack_shard(optimizer, contribution, tokens=self.tokens)
         )
         bodies = self._messages(optimizer, shards) if shards and _ABSTAINS not in shards else []
-        message = self._ranks.share(self._round_trip(bodies) if self._client is not None else None)
+        sent = self._ranks.share(_digest(bodies).encode() if self._client is not None else None).decode()
+        if sent and contribution is not None:
+            self.on_its_way = OnItsWay(self._replica.step + 1, sent, contribution)
         self.tokens = 0
+        round_trip = partial(self._round_trip, bodies) if self._client is not None else None
+        if not self._spec.rounds.overlap:
+            return self._entry(optimizer, sent, round_trip)
+        return partial(self._entry, optimizer, sent, _in_background(round_trip) if round_trip else None)
+
+    def _entry(self, optimizer: DeMo, sent: str, round_trip: Callable[[], bytes] | None) -> StepEntry:
+        """Rank 0 makes the round trip, or waits for its end, and shares what comes of it."""
+        started = time.monotonic()
+        with self._stop.let():
+            message = self._ranks.share(round_trip() if round_trip else None)
+        self.wait_s += time.monotonic() - started
+        self.on_its_way = None
         self.ended, self.behind = message == _ENDED, message == _BEHIND
         if self.ended or self.behind:
-            no_rates = (0.0,) * len(optimizer.param_groups)
-            return StepEntry(update=None, lr=no_rates, decay=no_rates, listed=False)
-        sent = self._ranks.share(_digest(bodies).encode() if self._client is not None else None)
-        return self._replica.read_step(message, sent.decode())
+            return _nothing(optimizer)
+        return self._replica.read_step(message, sent)
 
     # --- contributions ------------------------------------------------------------------------------------------------
 
@@ -109,15 +135,12 @@ class Exchange:
 
     def _round_trip(self, bodies: Sequence[bytes]) -> bytes:
         """The entry's message, or that there is none for this site; it abstains with no parts."""
-        started = time.monotonic()
         try:
             return self._answered(bodies)
         except GoneError as error:
             if error.code not in _INSTEAD:
                 raise
             return _INSTEAD[error.code]
-        finally:
-            self.wait_s += time.monotonic() - started
 
     def _answered(self, bodies: Sequence[bytes]) -> bytes:
         assert self._client is not None
@@ -164,3 +187,22 @@ class Exchange:
 def _digest(bodies: Sequence[bytes]) -> str:
     """Of a contribution; nothing if there is none."""
     return contribution_digest(hashlib.sha256(body).hexdigest() for body in bodies) if bodies else ""
+
+
+def _nothing(optimizer: DeMo) -> StepEntry:
+    no_rates = (0.0,) * len(optimizer.param_groups)
+    return StepEntry(update=None, lr=no_rates, decay=no_rates, listed=False)
+
+
+def _in_background(work: Callable[[], bytes]) -> Callable[[], bytes]:
+    """Starts the work in a thread that does not keep the process alive, and gives what waits for its result."""
+    future: Future[bytes] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # goes on where the result is called for
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future.result

@@ -4,6 +4,7 @@ While rank 0 is busy with the coordinator the others wait on the store, not insi
 collective times out, however long the wait.
 """
 
+import time
 from datetime import timedelta
 
 import numpy as np
@@ -17,6 +18,7 @@ __all__ = ["LocalRanks"]
 
 _PATIENCE = timedelta(days=30)
 """Of a rank that waits for rank 0; the agent ends it if rank 0 dies."""
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 0.0002, 0.005
 
 
 class LocalRanks:
@@ -68,10 +70,17 @@ class LocalRanks:
             self._shared.append(key)
             self._broadcast(_tensor(data))
             return data
-        self._store.wait([key], _PATIENCE)
+        self._wait_for(key)
         buffer = torch.empty(int(self._store.get(key)), dtype=torch.uint8)
         self._broadcast(buffer)
         return _bytes(buffer)
+
+    def _wait_for(self, key: str) -> None:
+        """Asks again and again, so that signals are seen in between: the store's own wait would not let them in."""
+        pause = _LEAST_PAUSE_S
+        while not self._store.check([key]):
+            time.sleep(pause)
+            pause = min(2 * pause, _MOST_PAUSE_S)
 
     def _broadcast(self, buffer: torch.Tensor) -> None:
         if buffer.numel():

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from algorithms import DeMo
 from algorithms.codec import digest_arrays, unpack_update
-from algorithms.demo import StepEntry
 from algorithms.layout import canonical_name
 from algorithms.parts import PART_BYTES, cut, join_parts
+from algorithms.step_entry import StepEntry
 from algorithms.updates import AggregateUpdate, Codec
 from api.errors import IsthmusError
 from api.payload import decode_message, digest_json
@@ -53,6 +53,8 @@ class Replica:
     ) -> None:
         self.position: Position | None = None
         self.step = 0
+        self.listed = 0
+        """The last step whose entry lists this site, whichever of its ranks had sent that."""
         self.anchored: set[int] = set()
         """Fragments that have taken an anchor of the outer round after `step`."""
         self._optimizer = optimizer
@@ -88,6 +90,8 @@ class Replica:
         self._follow(header, "step")
         self.anchored.clear()
         self._optimizer.steps = header["step"] - 1
+        if self._site in {line["site"] for line in header["contributors"]}:
+            self.listed = max(self.listed, header["step"])
         return StepEntry(
             update=self._read_update(header, arrays),
             lr=tuple(header["lr"]),

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -26,7 +27,9 @@ from site_agent.local_ranks import LocalRanks
 from site_agent.metrics import Metrics
 from site_agent.outer import OuterRounds
 from site_agent.replica import Replica, save_buffers
+from site_agent.saved_momentum import SavedMomentum, load_momentum, save_momentum
 from site_agent.settings import Session, load_session
+from site_agent.stop import Stop
 
 __all__ = ["Site", "join"]
 
@@ -48,15 +51,19 @@ def join() -> Iterator["Site"]:
         IsthmusError: no agent has started this process; or the coordinator refuses, with its reason.
     """
     session, place = load_session()
-    ranks = LocalRanks(place)
-    transport = CountingTransport(httpx.HTTPTransport(verify=trusted(session.ca_file)))
-    client = _client(session, transport) if ranks.rank == 0 else None
-    try:
-        yield Site(session, ranks, client, transport)
-    finally:
-        if client is not None:
-            client.close()
-        ranks.close()
+    with Stop() as stop:
+        ranks = LocalRanks(place)
+        transport = CountingTransport(httpx.HTTPTransport(verify=trusted(session.ca_file)))
+        client = _client(session, transport) if ranks.rank == 0 else None
+        site = Site(session, ranks, client, transport, stop)
+        try:
+            yield site
+        finally:
+            site.keep_momentum()
+            if client is not None:
+                client.close()
+            if not stop.asked:  # the others are ending, too
+                ranks.close()
 
 
 def _client(session: Session, transport: CountingTransport) -> CoordinatorClient:
@@ -73,21 +80,28 @@ class Site:
     """
 
     def __init__(
-        self, session: Session, ranks: LocalRanks, client: CoordinatorClient | None, transport: CountingTransport
+        self,
+        session: Session,
+        ranks: LocalRanks,
+        client: CoordinatorClient | None,
+        transport: CountingTransport,
+        stop: Stop,
     ) -> None:
         self._session = session
         self._local = ranks
         self._client = client
+        self._stop = stop
         spec = client.run(session.run).spec.model_dump_json().encode() if client else None
         self.spec = RunSpec.model_validate_json(ranks.share(spec))
         self.name, self.rank, self.ranks, self.device = session.site, ranks.rank, ranks.count, ranks.device
         again = [] if session.attempt == 1 else [session.attempt]
         self.seed = _seed(self.spec.seed, session.run, session.site, ranks.rank, *again)
-        self._exchange = Exchange(session, ranks, client)
+        self._exchange = Exchange(self.spec, session, ranks, client, stop)
         self._metrics = Metrics(session, client, transport)
         self._evaluation: tuple[Callable[[], float], int | None] | None = None
         self._evaluates = False
         self._optimizer: DeMo | None = None
+        self._entered = False
 
     # --- the optimizer ------------------------------------------------------------------------------------------------
 
@@ -119,8 +133,9 @@ class Site:
         self._exchange.attach(self._replica)
         self._outer = OuterRounds(self.spec, self._session, self._local, self._client, self._replica)
         self._metrics.describe(ddp_bytes_per_step=float(ddp_bytes(optimizer.layout)))
-        self._catch_up = CatchUp(self._session, self._local, self._client, optimizer, self._replica)
+        self._catch_up = CatchUp(self._session, self._local, self._client, optimizer, self._replica, self._stop)
         self._begin(model, optimizer)
+        optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         return optimizer
 
@@ -143,7 +158,9 @@ class Site:
         self._evaluates = reply.evaluate
         start = self._client.log(self._session.run, self._session.region, 0, 1).items[0] if self._client else None
         header = json.loads(self._local.share(json.dumps(start).encode() if start else None))
-        self._go_on(self._catch_up.enter(header, reply.resume))
+        self._replica.listed = reply.listed
+        self._go_on(self._catch_up.enter(header, reply.resume, self._kept_momentum(optimizer, reply)))
+        self._entered = True
 
     def _join(self, model: nn.Module, optimizer: DeMo) -> bytes:
         """The answer to `_enter`, or `_ENDED` if the run has ended."""
@@ -182,7 +199,64 @@ class Site:
             if error.code not in ("not_the_donor", "other_bytes"):  # another site has become the donor
                 raise
 
-    def _after_step(self, *_: object) -> None:
+    # --- from one attempt to the next ---------------------------------------------------------------------------------
+
+    @property
+    def _momentum_file(self) -> Path:
+        """Beside the folders of all attempts."""
+        return self._session.folder.parent / f"momentum-{self.rank}.safetensors"
+
+    def keep_momentum(self) -> None:
+        """If these ranks have been told to end while the run goes on, the next ones may use it (rule A10)."""
+        if not self._stop.asked or not self._entered or self._exchange.ended or self._step == self.spec.steps:
+            return
+        assert self._optimizer is not None
+        assert self._replica.position is not None
+        momentum, position = self._optimizer.momentum(), self._replica.position
+        saved = SavedMomentum(momentum, position.seq, self._replica.listed, self._exchange.on_its_way)
+        save_momentum(self._momentum_file, self._optimizer, saved)
+
+    def _kept_momentum(self, optimizer: DeMo, reply: JoinReply) -> SavedMomentum | None:
+        """If all ranks have what is good, they all use it."""
+        try:
+            saved = load_momentum(self._momentum_file, optimizer)
+        except ValueError as error:
+            log.warning("beginning without momentum", error=str(error))
+            saved = None
+        enters = 0 if reply.resume is None else reply.resume.position.seq
+        good = saved is not None and saved.is_good(reply.listed, enters, self.spec.optimizer.subtract)
+        if saved is not None and not good:
+            log.info("the momentum of earlier ranks is out of date", entry=saved.seq, listed=reply.listed)
+        everybody = self._local.gather(b"good" if good else b"")
+        if not self._local.share((b"good" if all(everybody) else b"") if self._client is not None else None):
+            return None
+        assert saved is not None
+        log.info("going on with the momentum of earlier ranks", entry=saved.seq)
+        return saved
+
+    # --- the end of a step --------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: DeMo, *_: object) -> None:
+        """The gradients are there: now the step before must be over. From here on momentum changes."""
+        self._stop.hold()
+        if not optimizer.settled:
+            self._settle(optimizer)
+
+    def _after_step(self, optimizer: DeMo, *_: object) -> None:
+        if not self._exchange.ended and (optimizer.settled or self._is_looked_at(self._step + 1)):
+            self._settle(optimizer)
+        self._stop.let_go()
+
+    def _is_looked_at(self, step: int) -> bool:
+        """Whether the parameters after this step are wanted before the next one: for them nothing overlaps."""
+        every = [self.spec.outer.every] if self.spec.outer else []
+        if self._evaluation is not None and self._evaluation[1]:
+            every.append(self._evaluation[1])
+        return step == self.spec.steps or any(step % steps == 0 for steps in every)
+
+    def _settle(self, optimizer: DeMo) -> None:
+        """Ends a step: its entry is applied, or those of others if its round was closed without this site."""
+        optimizer.settle()
         if self._exchange.ended:
             return
         self._go_on(not self._exchange.behind or self._catch_up.to_head(WAIT_S))  # the entry may still be in the making
@@ -196,7 +270,8 @@ class Site:
     def _go_on(self, running: bool) -> None:
         """Holds the outer round that is due before the next step, and catches up with one held without this site."""
         while running and self._outer.due:
-            running = self._outer.hold()
+            with self._stop.let():
+                running = self._outer.hold()
             if running and self._outer.left_out:
                 running = self._catch_up.to_head()
         self._exchange.ended = not running
@@ -245,7 +320,8 @@ class Site:
 
     def log(self, **values: float) -> None:
         """Metrics of the last step; only rank 0's are kept, sent about once a second."""
-        self._metrics.log(self._step, values)
+        on_its_way = self._optimizer is not None and not self._optimizer.settled
+        self._metrics.log(self._step + on_its_way, values)
 
     def _finish(self, optimizer: DeMo) -> None:
         self._evaluate()

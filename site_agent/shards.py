@@ -8,7 +8,7 @@ from algorithms.codec import pack_contribution, unpack_contribution
 from algorithms.updates import SparseUpdate, merge
 from api.payload import decode_message, encode_message
 
-__all__ = ["absent_names", "pack_shard", "read_shards"]
+__all__ = ["absent_names", "pack_shard", "read_shard", "read_shards"]
 
 
 def absent_names(optimizer: DeMo, contribution: SparseUpdate) -> list[str]:
@@ -22,23 +22,24 @@ def pack_shard(optimizer: DeMo, contribution: SparseUpdate, **header: Any) -> by
     return encode_message("shard", {**header, "absent": absent_names(optimizer, contribution)}, arrays)
 
 
+def read_shard(optimizer: DeMo, shard: bytes, rank: int, ranks: int) -> tuple[SparseUpdate, dict[str, Any]]:
+    """A rank's part, and its header. Raises ValueError if it is not what this rank owns."""
+    header, arrays = decode_message("shard", shard)
+    part = unpack_contribution(
+        arrays,
+        optimizer.layout,
+        codec=optimizer.settings.codec,
+        k=optimizer.settings.k,
+        absent=header["absent"],
+        chunks=optimizer.layout.shard(rank, ranks),
+    )
+    return part, header
+
+
 def read_shards(optimizer: DeMo, shards: Sequence[bytes]) -> tuple[SparseUpdate, list[dict[str, Any]]]:
     """The whole contribution, and the headers of its parts; shards are in rank order.
 
     Raises ValueError if a part is not what its rank owns, or if the ranks disagree about absent tensors.
     """
-    parts, headers = [], []
-    for rank, shard in enumerate(shards):
-        header, arrays = decode_message("shard", shard)
-        headers.append(header)
-        parts.append(
-            unpack_contribution(
-                arrays,
-                optimizer.layout,
-                codec=optimizer.settings.codec,
-                k=optimizer.settings.k,
-                absent=header["absent"],
-                chunks=optimizer.layout.shard(rank, len(shards)),
-            )
-        )
-    return merge(parts), headers
+    read = [read_shard(optimizer, shard, rank, len(shards)) for rank, shard in enumerate(shards)]
+    return merge([part for part, _ in read]), [header for _, header in read]

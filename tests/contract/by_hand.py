@@ -203,6 +203,7 @@ class RunByHand:
         regions: one per site.
         rounds: of the spec; by default, nobody is given up in the time that a test takes.
         start: or else the run is not started, and nobody has a seat.
+        prefix: of the sites' names, on which what they send depends; by default one that is new.
     """
 
     def __init__(
@@ -216,9 +217,10 @@ class RunByHand:
         part_bytes=PART_BYTES,
         start=True,
         begin=True,
+        prefix: str | None = None,
     ):
         self.url, self.admin = live.url, live.client()
-        prefix = new_name("s")
+        prefix = prefix or new_name("s")
         self.sites = [SiteByHand(f"{prefix}-{index}", region, live.url) for index, region in enumerate(regions)]
         for site in self.sites:
             site.register(live.token("join"))

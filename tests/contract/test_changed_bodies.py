@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from api.content_digest import FIELD, agrees, content_digest
-from api.payload import MEDIA_TYPE
+from api.payload import MEDIA_TYPE, contribution_digest
 from tests.contract.by_hand import WAIT_S, RunByHand, SiteByHand, problem
 
 
@@ -34,7 +34,7 @@ def test_a_contribution(patient):
     assert second.contribute(1, wait=WAIT_S) is not None
     (entry,) = run.admin.log(run.id, "west", 1).items
     digests = {line["site"]: line["digest"] for line in entry["contributors"]}
-    assert digests[first.name] == hashlib.sha256(body).hexdigest()
+    assert digests[first.name] == contribution_digest([hashlib.sha256(body).hexdigest()])
     assert entry["refusals"] == []
 
 

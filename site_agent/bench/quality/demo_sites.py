@@ -1,6 +1,6 @@
 """DeMo as users run it: one optimizer and one replica per site, each in a thread of its own, in lockstep."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms import DeMo
 from algorithms.codec import pack_contribution
-from algorithms.demo import StepEntry
+from algorithms.step_entry import StepEntry
 from algorithms.updates import SparseUpdate
 from site_agent.bench.quality.method import Sites, set_rate
 
@@ -22,16 +22,22 @@ _CHECK_EVERY = 100
 
 
 class Round:
-    """The exchange of optimizers in threads: `partial(round, site)` is that of one site. The first one counts bytes."""
+    """The exchange of optimizers in threads: `partial(round, site)` is that of one site. The first one counts bytes.
 
-    def __init__(self, sites: int) -> None:
+    With `overlap` the entry is there one step later.
+    """
+
+    def __init__(self, sites: int, overlap: bool = False) -> None:
         self.sent = 0
         """Bytes of the packed contributions of site 0."""
+        self._overlap = overlap
         self._contributions: list[SparseUpdate | None] = [None] * sites
         self._barrier = Barrier(sites)
         self._entry: StepEntry | None = None
 
-    def __call__(self, site: int, optimizer: DeMo, contribution: SparseUpdate | None) -> StepEntry:
+    def __call__(
+        self, site: int, optimizer: DeMo, contribution: SparseUpdate | None
+    ) -> StepEntry | Callable[[], StepEntry]:
         self._contributions[site] = contribution
         if site == 0 and contribution is not None:
             settings = optimizer.settings
@@ -42,7 +48,8 @@ class Round:
             self._entry = optimizer.entry(sent, listed=True)
         self._barrier.wait()
         assert self._entry is not None
-        return replace(self._entry, listed=contribution is not None)
+        entry = replace(self._entry, listed=contribution is not None)
+        return (lambda: entry) if self._overlap else entry
 
     def abort(self) -> None:
         """Lets all other sites fail that wait, or will."""
@@ -50,17 +57,21 @@ class Round:
 
 
 class DeMoSites:
-    """DeMo with any settings of `DeMo(...)`. Sent: the packed arrays of every contribution."""
+    """DeMo with any settings of `DeMo(...)`. Sent: the packed arrays of every contribution.
 
-    def __init__(self, sites: Sites, **settings: Any) -> None:
+    With `overlap` every entry is applied one step late.
+    """
+
+    def __init__(self, sites: Sites, overlap: bool = False, **settings: Any) -> None:
         self._sites = sites
         self._replicas = sites.replicas()
-        self._round = Round(sites.count)
+        self._round = Round(sites.count, overlap)
         self._optimizers = [
             DeMo(replica.named_parameters(), lr=0.0, exchange=partial(self._round, site), **settings)
             for site, replica in enumerate(self._replicas)
         ]
         self._threads = ThreadPoolExecutor(sites.count)
+        self._steps = 0
 
     @property
     def sent(self) -> int:
@@ -72,8 +83,10 @@ class DeMoSites:
         errors = [error for future in futures if (error := future.exception()) is not None]
         for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
             raise error
-        steps = self._optimizers[0].steps
-        if steps % _CHECK_EVERY == 0 or steps == self._sites.steps:
+        self._steps += 1
+        if self._steps % _CHECK_EVERY == 0 or self._steps == self._sites.steps:
+            for optimizer in self._optimizers:
+                optimizer.settle()
             self._compare()
 
     def _step(self, site: int, batch: Tensor) -> None:

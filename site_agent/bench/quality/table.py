@@ -28,7 +28,8 @@ YARDSTICK = "demo float32"
 #     int8 values 1.5e-3 2.690 (3e-3 2.746, 7.5e-4 2.827);
 #   after 200 steps: demo sign 1e-3 2.412 (5e-4 2.507, 2e-3 2.551);
 #   after 150 steps: demo adam 1e-3 2.468 (5e-4 2.552, 2e-3 2.813), demo identity 4e-3 2.477 (2e-3 2.609; higher not
-#     tried), demo paper 1e-3 2.628 (5e-4 2.700, 2e-3 2.849).
+#     tried), demo paper 1e-3 2.628 (5e-4 2.700, 2e-3 2.849), demo overlap 5e-4 2.685 (2.5e-4 2.941, 1e-3 2.900, 4e-3
+#     2.850), demo overlap aggregate 2e-3 2.945 (1e-3 2.953, 5e-4 2.955, 4e-3 3.144).
 # Not swept: PowerSGD rank 1, which has the rate of rank 4, and the other rows of DeMo, which have that of `demo sign`.
 ROWS = (
     Row("adamw-ddp", "adamw", 1.5e-3),
@@ -43,6 +44,8 @@ ROWS = (
     Row("demo int4", "demo", 1e-3, {"codec": "int4"}),
     Row("demo int8", "demo", 1e-3, {"codec": "int8"}),
     Row("demo int16", "demo", 1e-3, {"codec": "int16"}),
+    Row("demo overlap", "demo", 5e-4, {"overlap": True}),
+    Row("demo overlap aggregate", "demo", 1e-3, {"overlap": True, **preset("paper")}),
     Row("demo k=8", "demo", 1e-3, {"k": 8}),
     Row("demo k=128", "demo", 1e-3, {"k": 128}),
     Row("demo paper", "demo", 1e-3, preset("paper")),

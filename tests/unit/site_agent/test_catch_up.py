@@ -6,14 +6,16 @@ from typing import Any, cast
 import pytest
 
 from api.errors import ConflictError, GoneError
-from api.schemas import CaughtUpReply, LogPage, OuterSpec, Position, Resume
+from api.schemas import CaughtUpReply, LogPage, OuterSpec, Position, Resume, RoundsSpec
 from api.service import Answer
 from site_agent.catch_up import CatchUp
 from site_agent.exchange import Exchange
 from site_agent.outer import OuterRounds
 from site_agent.settings import Session
+from site_agent.stop import Stop
 
 SESSION = Session(coordinator="http://nowhere", secret="s", run="run-1", attempt=2, site="a", region="west")
+SPEC: Any = SimpleNamespace(steps=9, rounds=RoundsSpec())
 HEAD = Position(seq=9, hash="0" * 64)
 
 
@@ -70,7 +72,7 @@ class Log:
         there: Any = self
         ranks: Any = OneRank()
         optimizer: Any = None
-        return CatchUp(SESSION, ranks, there, optimizer, there).to_head(wait)
+        return CatchUp(SESSION, ranks, there, optimizer, there, Stop()).to_head(wait)
 
 
 def test_entries_that_come_after_the_report_are_applied_before_the_next_batch() -> None:
@@ -118,7 +120,7 @@ def test_a_site_is_behind_until_it_takes_part_again() -> None:
     client: Any = SimpleNamespace(abstain=abstain)
     replica: Any = SimpleNamespace(step=4, position=HEAD, read_step=lambda message, sent: (message, sent))
     optimizer: Any = SimpleNamespace(param_groups=[{}])
-    exchange = Exchange(SESSION, ranks, client)
+    exchange = Exchange(SPEC, SESSION, ranks, client, Stop())
     exchange.attach(replica)
     entry = exchange(optimizer, None)
     assert (entry.update, entry.listed, exchange.behind) == (None, False, True)
@@ -137,7 +139,7 @@ def test_what_earlier_ranks_have_answered_stands_and_the_entry_is_taken() -> Non
     client: Any = SimpleNamespace(abstain=abstain, update=lambda *_: polled.pop(0))
     replica: Any = SimpleNamespace(step=4, position=HEAD, read_step=lambda message, sent: message)
     optimizer: Any = SimpleNamespace(param_groups=[{}])
-    exchange = Exchange(SESSION, ranks, client)
+    exchange = Exchange(SPEC, SESSION, ranks, client, Stop())
     exchange.attach(replica)
     assert exchange(optimizer, None) == b"entry"
     assert (polled, exchange.behind, exchange.ended) == ([], False, False)
@@ -172,7 +174,7 @@ class Coordinator:
     def answer(self) -> bytes:
         there: Any = self
         ranks: Any = OneRank()
-        exchange = Exchange(SESSION, ranks, there)
+        exchange = Exchange(SPEC, SESSION, ranks, there, Stop())
         exchange.attach(cast(Any, SimpleNamespace(step=4, position=HEAD)))
         return exchange._answered([b"one", b"two", b"three"])
 
