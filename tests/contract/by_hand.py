@@ -88,6 +88,11 @@ def _client(url, token):
     return CoordinatorClient(url, token)
 
 
+@lru_cache(maxsize=1)
+def _http():
+    return httpx.Client()
+
+
 @dataclass
 class SiteByHand:
     """Rank 0 of a site, and its agent."""
@@ -174,7 +179,7 @@ class SiteByHand:
     def send(self, step, body, *, wait=0.0, part=0):
         """The raw answer to a contribution."""
         headers = {"Authorization": f"Bearer {self.seat}", "Content-Type": "application/vnd.isthmus+safetensors"}
-        return httpx.put(f"{self.url}{self.path(step, part)}?wait={wait}", content=body, headers=headers, timeout=60)
+        return _http().put(f"{self.url}{self.path(step, part)}?wait={wait}", content=body, headers=headers, timeout=60)
 
     def contribute(self, step, *, wait=0.0, seed=0):
         """The entry's message, or None while the round is open."""

@@ -58,7 +58,7 @@ def test_every_bad_request_has_its_answer_and_changes_nothing(live: LiveCoordina
     else:
         assert answer.status_code == case.status, answer.text
         assert detail in answer.text
-    assert live.client().ready().status == "ok"
+    assert state.admin.ready().status == "ok"
     assert state.seen == before
     assert not (live.directory / "opened").exists()
     state.go_on()
