@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 STAMP := $(VENV)/.installed
 
-.PHONY: install simulate test test-all lint docs bench e2e clean
+.PHONY: install simulate test test-all lint bench docs e2e clean
 .DEFAULT_GOAL := test
 
 install: $(STAMP)
@@ -32,6 +32,7 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m tests.unit.coordinator.diagram
+	$(BIN)/python -m tests.contract.bad_requests > docs/bad-requests.md
 
 bench: $(STAMP)
 	$(BIN)/isthmus bench algorithms $(ARGS)

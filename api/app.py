@@ -51,10 +51,13 @@ async def _invalid(_: Request, error: Exception) -> Response:
 
 async def _plain_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    detail, path = str(error.detail), request.url.path
     if error.status_code == 404:
-        detail = f"there is nothing at {request.method} {request.url.path}; the routes are listed at /openapi.json"
+        detail = f"there is nothing at {request.method} {path}; the routes are listed at /openapi.json"
         return problem_response(NotFoundError("no_such_route", detail))
-    failure = ProblemError(f"http_{error.status_code}", str(error.detail))
+    if error.status_code == 405:
+        detail = f"{request.method} is not possible at {path}; the routes are listed at /openapi.json"
+    failure = ProblemError(f"http_{error.status_code}", detail)
     body = failure.problem().model_copy(update={"status": error.status_code, "title": str(error.detail)})
     return JSONResponse(body.model_dump(), error.status_code, headers=error.headers, media_type=PROBLEM_MEDIA_TYPE)
 

@@ -42,6 +42,9 @@ __all__ = [
 ]
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
+_LONGEST_DETAIL = 4000
+_LONGEST_FAULT = 500
+_MOST_FAULTS = 100
 
 
 class Problem(BaseModel):
@@ -54,6 +57,10 @@ class Problem(BaseModel):
     detail: str = Field(description="names the thing, the value and the remedy, for people")
     errors: list[str] = Field(default_factory=list, description="every fault, where there are several")
     context: dict[str, Any] = Field(default_factory=dict, description="facts for programs, such as the current step")
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 class IsthmusError(Exception):
@@ -76,13 +83,14 @@ class ProblemError(IsthmusError):
         self.context = dict(context or {})
 
     def problem(self) -> Problem:
+        """What is answered: it quotes what was asked, but is not as long."""
         return Problem(
             type=f"urn:isthmus:problem:{self.code}",
             title=self.title,
             status=self.status,
             code=self.code,
-            detail=self.detail,
-            errors=self.errors,
+            detail=_shortened(self.detail, _LONGEST_DETAIL),
+            errors=[_shortened(fault, _LONGEST_FAULT) for fault in self.errors[:_MOST_FAULTS]],
             context=self.context,
         )
 
@@ -138,8 +146,14 @@ class StorageFullError(ProblemError):
 def faults_of(faults: Sequence[Any]) -> list[str]:
     """One sentence per fault of a pydantic or FastAPI validation error's `errors()`: where, and what is wrong."""
     places = (".".join(str(part) for part in fault["loc"]) for fault in faults)
-    messages = (str(fault["msg"]).removeprefix("Value error, ") for fault in faults)
+    messages = map(_message, faults)
     return [f"{place}: {message}" if place else message for place, message in zip(places, messages, strict=True)]
+
+
+def _message(fault: Any) -> str:
+    """FastAPI keeps to itself what it has of a JSON decode error."""
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return f"{message}: {fault['ctx']['error']}" if message == "JSON decode error" else message
 
 
 _BY_STATUS = {kind.status: kind for kind in ProblemError.__subclasses__()}

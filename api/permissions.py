@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from api.authentication import principal_of
-from api.errors import ForbiddenError, ProblemError
+from api.errors import ForbiddenError, InvalidError, ProblemError
 from api.service import Principal, Scope
 
 __all__ = ["GuardedRoute", "allowed", "require"]
@@ -54,6 +54,9 @@ class GuardedRoute(APIRoute):
             except HTTPException as error:  # FastAPI's "There was an error parsing the body"
                 if isinstance(error.__cause__, ProblemError):
                     raise error.__cause__ from None
+                if isinstance(error.__cause__, ValueError | RecursionError):
+                    fault = f"body: {error.__cause__}"
+                    raise InvalidError("invalid_request", fault, errors=[fault]) from None
                 raise
 
         return guarded

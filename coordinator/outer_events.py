@@ -23,6 +23,8 @@ def announced(event: Announced, state: RunState, now: datetime) -> Transition:
     going_on(state, to="announce a fragment")
     if event.number <= state.outer_rounds:
         return Transition(state)
+    if state.spec.outer is None:
+        raise ConflictError("outer_round_not_open", f"run {state.id} has no outer rounds; its spec has no `outer`")
     outer = state.outer
     if outer is None or outer.number != event.number:
         raise ConflictError(

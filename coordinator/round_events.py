@@ -30,8 +30,9 @@ def _open_round(state: RunState, event: Answer | PartSent) -> tuple[Region, Roun
             f"another; load the log again from entry 0",
         )
     if region.round is None or event.step != region.round.step:
+        now = f"step {region.round.step} is" if region.round else f"no step is, after {region.step}"
         raise ConflictError(
-            "round_not_open", f"step {event.step} of region {region.name} is not open; see context", context=context
+            "round_not_open", f"step {event.step} of region {region.name} is not open; {now}", context=context
         )
     return region, region.round
 

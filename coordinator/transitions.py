@@ -77,7 +77,8 @@ def ranks_of(state: RunState, site: str, attempt: int) -> Member:
     """The member, if these are its ranks and not those of another attempt."""
     member = member_of(state, site)
     if attempt != member.attempt:
-        raise ConflictError("stale_attempt", f"attempt {attempt} of site {site} is over; now it is {member.attempt}")
+        when = "is over" if attempt < member.attempt else "is not due"
+        raise ConflictError("stale_attempt", f"attempt {attempt} of site {site} {when}; now it is {member.attempt}")
     return member
 
 

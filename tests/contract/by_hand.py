@@ -3,6 +3,7 @@
 import hashlib
 import secrets
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import httpx
 import numpy as np
@@ -81,6 +82,17 @@ def problem(response, status, code):
     return body
 
 
+@lru_cache(maxsize=64)
+def _client(url, token):
+    """Making one takes far longer than a request does."""
+    return CoordinatorClient(url, token)
+
+
+@lru_cache(maxsize=1)
+def _http():
+    return httpx.Client()
+
+
 @dataclass
 class SiteByHand:
     """Rank 0 of a site, and its agent."""
@@ -99,11 +111,11 @@ class SiteByHand:
 
     @property
     def agent(self):
-        return CoordinatorClient(self.url, self.secret)
+        return _client(self.url, self.secret)
 
     @property
     def ranks(self):
-        return CoordinatorClient(self.url, self.seat)
+        return _client(self.url, self.seat)
 
     def take_seat(self, run):
         self.run = run
@@ -167,7 +179,7 @@ class SiteByHand:
     def send(self, step, body, *, wait=0.0, part=0):
         """The raw answer to a contribution."""
         headers = {"Authorization": f"Bearer {self.seat}", "Content-Type": "application/vnd.isthmus+safetensors"}
-        return httpx.put(f"{self.url}{self.path(step, part)}?wait={wait}", content=body, headers=headers, timeout=60)
+        return _http().put(f"{self.url}{self.path(step, part)}?wait={wait}", content=body, headers=headers, timeout=60)
 
     def contribute(self, step, *, wait=0.0, seed=0):
         """The entry's message, or None while the round is open."""
@@ -195,6 +207,7 @@ class RunByHand:
         live: a coordinator that does not lose sites without heartbeats.
         regions: one per site.
         rounds: of the spec; by default, nobody is given up in the time that a test takes.
+        start: or else the run is not started, and nobody has a seat.
         prefix: of the sites' names, on which what they send depends; by default one that is new.
     """
 
@@ -207,6 +220,7 @@ class RunByHand:
         outer: OuterSpec | None = None,
         rounds: RoundsSpec = PATIENT,
         part_bytes=PART_BYTES,
+        start=True,
         begin=True,
         prefix: str | None = None,
     ):
@@ -227,12 +241,16 @@ class RunByHand:
             part_bytes=part_bytes,
         )
         self.id = self.admin.create_run(self.spec).id
+        self.parameters = np.random.default_rng(7).standard_normal(LAYOUT.parameter_count).astype("<f4")
+        if start:
+            self.start()
+        if start and begin:
+            self.begin()
+
+    def start(self):
         self.admin.start_run(self.id)
         for site in self.sites:
             site.take_seat(self.id)
-        self.parameters = np.random.default_rng(7).standard_normal(LAYOUT.parameter_count).astype("<f4")
-        if begin:
-            self.begin()
 
     def begin(self):
         replies = [site.join() for site in self.sites]

@@ -10,21 +10,13 @@ import httpx
 import numpy as np
 import pytest
 
-from algorithms.codec import digest_arrays, pack_contribution
-from algorithms.layout import ParameterLayout, TensorSpec
-from api.errors import ConflictError, ForbiddenError, GoneError
+from algorithms.codec import digest_arrays
+from algorithms.layout import ParameterLayout
+from api.errors import ForbiddenError, GoneError
 from api.payload import decode_message
 from api.schemas import Abstention, OuterSpec, Position, RunStatus
 from tests.conftest import wait_until
-from tests.contract.by_hand import LAYOUT, WAIT_S, RunByHand, coefficients, problem
-
-OTHER_LAYOUT = ParameterLayout([TensorSpec("bias", (6,), 1)], chunk=32)
-
-
-@pytest.fixture(scope="module")
-def open_run(patient):
-    """A run of two sites that waits for step 1; tests leave it so."""
-    return RunByHand(patient)
+from tests.contract.by_hand import LAYOUT, WAIT_S, RunByHand, problem
 
 
 def hash_of(header):
@@ -213,116 +205,6 @@ def test_all_abstain(patient):
     assert run.view.step == 1
 
 
-def test_off_the_chain(open_run):
-    site = open_run.sites[0]
-    for position in (Position(seq=0, hash="1" * 64), Position(seq=5, hash=site.position().hash)):
-        problem(site.send(1, site.message(1, position=position)), 409, "off_chain")
-
-
-def test_steps_that_are_not_open(open_run):
-    site = open_run.sites[0]
-    problem(site.send(2, site.message(2)), 409, "round_not_open")
-    problem(site.send(4, site.message(4)), 409, "round_not_open")
-    problem(site.send(0, site.message(0)), 422, "invalid_request")
-
-
-def test_a_contribution_for_another_layout(open_run):
-    site = open_run.sites[0]
-    body = problem(site.send(1, site.message(1, {"layout": OTHER_LAYOUT.digest})), 409, "settings_differ")
-    assert OTHER_LAYOUT.digest in body["detail"]
-    assert LAYOUT.digest in body["detail"]
-    problem(site.send(1, site.message(1, {"k": 32})), 409, "settings_differ")
-    problem(site.send(1, site.message(1, {"codec": "int8"})), 409, "settings_differ")
-    problem(site.send(1, site.message(1, {"codec": "half of a pair \ud800"})), 409, "settings_differ")
-    with pytest.raises(ConflictError, match=r"3 differ \(bias: \[6\] here, \[5\] in the run"):
-        site.join(OTHER_LAYOUT)
-
-
-def test_a_contribution_in_another_place(open_run):
-    first, second = open_run.sites
-    body = problem(first.send(1, first.message(2)), 422, "other_place")
-    assert "'step': 2" in body["detail"]
-    problem(first.send(1, first.message(1, {"region": "east"})), 422, "other_place")
-    problem(first.send(1, second.message(1)), 422, "other_place")
-    problem(first.send(1, first.message(1), part=1), 422, "other_place")
-    problem(first.send(1, first.message(1, {"parts": 2})), 422, "other_parts")
-    path = first.path(1).replace("/west/", "/north/")
-    headers = {"Authorization": f"Bearer {first.seat}", "Content-Type": "application/vnd.isthmus+safetensors"}
-    answer = httpx.put(f"{first.url}{path}", content=first.message(1, {"region": "north"}), headers=headers)
-    assert "west" in problem(answer, 404, "region_not_found")["detail"]
-
-
-def arrays_with(name, array):
-    return pack_contribution(coefficients(0), LAYOUT, "sign") | {name: array}
-
-
-def some(field):
-    return next(name for name in sorted(pack_contribution(coefficients(0), LAYOUT, "sign")) if name.endswith(field))
-
-
-@pytest.mark.parametrize(
-    ("arrays", "named"),
-    [
-        ({}, "is missing"),
-        (arrays_with("surplus", np.zeros(3, np.uint8)), "surplus"),
-        (arrays_with(some("values"), np.zeros(1000, np.uint8)), some("values")),
-        (
-            arrays_with(some("scales"), pack_contribution(coefficients(0), LAYOUT, "sign")[some("scales")][:-1]),
-            "scales",
-        ),
-        (
-            arrays_with(some("scales"), pack_contribution(coefficients(0), LAYOUT, "sign")[some("scales")] | 0xFF),
-            "tensor",
-        ),
-        (
-            arrays_with(
-                some("indices"), np.zeros_like(pack_contribution(coefficients(0), LAYOUT, "sign")[some("indices")])
-            ),
-            "tensor",
-        ),
-        (arrays_with(some("values"), np.zeros(4, np.float32)), some("values")),
-    ],
-    ids=["none", "surplus", "too long", "too short", "NaN scales", "indices that repeat", "floats"],
-)
-def test_malformed_arrays_name_what_is_wrong(open_run, arrays, named):
-    site = open_run.sites[0]
-    assert named in problem(site.send(1, site.message(1, arrays=arrays)), 422, "bad_contribution")["detail"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"tokens": -1}, "tokens"),
-        ({"tokens": 2**62}, "tokens"),
-        ({"tokens": "many"}, "tokens"),
-        ({"version": 2}, "version 2"),
-        ({"absent": ["nothing"]}, "nothing"),
-        ({"absent": "bias"}, "absent"),
-        ({"position": {"seq": -1, "hash": "0" * 64}}, "position.seq"),
-        ({"position": {"seq": 0, "hash": "Z" * 64}}, "position.hash"),
-        ({"surprise": 1}, "surprise"),
-        ({"site": "../a"}, "site"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_malformed_headers_name_what_is_wrong(open_run, changes, named):
-    site = open_run.sites[0]
-    assert named in problem(site.send(1, site.message(1, changes)), 422, "bad_contribution")["detail"]
-
-
-@pytest.mark.parametrize("body", [b"", b"\0" * 7, b"\xff" * 64, b"{}", b"\x02" + b"\0" * 7 + b"{}", bytes(4096)])
-def test_bodies_that_are_no_message(open_run, body):
-    problem(open_run.sites[0].send(1, body), 422, "bad_contribution")
-
-
-def test_refused_contributions_close_no_round(open_run):
-    """Whichever of the tests here have sent some; those of the first site are its answer so far."""
-    view = open_run.view
-    assert view.status is RunStatus.RUNNING
-    assert view.reason.startswith("region west: step 1, waiting for ")
-    assert open_run.sites[1].name in view.reason
-
-
 # --- before and after -------------------------------------------------------------------------------------------------
 
 
@@ -353,27 +235,6 @@ def test_entry_0_is_checked(patient):
     assert run.view.reason == f"waiting for 1 of 2 sites to join: {second.name}"
     second.join()
     assert run.view.status is RunStatus.RUNNING
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {},
-        {"version": 1, "chunk": 32, "transform": "dct", "basis": "", "groups": [], "tensors": []},
-        LAYOUT.to_json() | {"chunk": 64},
-        LAYOUT.to_json() | {"groups": ["decay"]},
-        LAYOUT.to_json() | {"tensors": [["w", [2**44, 2**44], 0]]},
-        LAYOUT.to_json() | {"tensors": [["w", [-1], 0]]},
-        LAYOUT.to_json() | {"tensors": [["w", [2, 2], 0], ["module.w", [2, 2], 0]]},
-        ParameterLayout([TensorSpec("w", (8, 8), 0)], chunk=64).to_json(),
-    ],
-)
-def test_layouts_that_make_no_sense(open_run, layout):
-    site = open_run.sites[0]
-    path = f"{open_run.url}/v1/runs/{open_run.id}/sites/{site.name}/layout"
-    headers = {"Authorization": f"Bearer {site.seat}"}
-    answer = httpx.put(path, json={"attempt": 1, "layout": layout}, headers=headers)
-    problem(answer, 422, "bad_layout")
 
 
 def test_the_log_in_pages(patient):
