@@ -1,29 +1,33 @@
 """Moves runs: applies events by compare-and-set, does pending work, wakes who waits. No leader: any number of these.
 
-Whoever waits looks at Redis again every second, so that a change made by another process, or a lost wake-up, costs a
-second and nothing more.
+An event is applied to the newest state that this process knows: if it is not the newest of all, the commit fails, or
+what was refused is looked at again. Whoever waits looks at Redis again every second, so that a change made by another
+process, or a lost wake-up, costs a second and nothing more.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
 
 from algorithms.codec import digest_arrays
 from algorithms.layout import ParameterLayout
+from algorithms.updates import SparseUpdate
 from api.errors import ProblemError
 from api.payload import encode_message
-from api.schemas import RunStatus
+from api.schemas import Position, RunStatus
 from coordinator.blobs import BlobDirectory
-from coordinator.entries import step_header
-from coordinator.events import Aggregated, Averaged, Event, WorkFailed
+from coordinator.entries import position_after, step_header
+from coordinator.events import Aggregated, Averaged, Event, Norm, WorkFailed
 from coordinator.layouts import Layouts
 from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
-from coordinator.records import RunState
-from coordinator.rounds import aggregate_round
+from coordinator.recent import Recent
+from coordinator.records import Region, RunState
+from coordinator.rounds import aggregate_round, read_contribution
 from coordinator.state import AggregateRound, AverageFragment, Job, pending, transition
 from coordinator.store import Store
 from coordinator.waiting import reason_of
@@ -38,29 +42,47 @@ log = structlog.get_logger()
 class Engine:
     """The shell around `coordinator.state`."""
 
-    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts) -> None:
+    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, recent: Recent) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
-        self._changed: dict[str, asyncio.Event] = {}
+        self._recent = recent
+        self._waiting: dict[str, set[_Waiter]] = {}
         self._assignments_changed = asyncio.Event()
         self._jobs: dict[tuple[str, Job], asyncio.Task[None]] = {}
         self._closing = False
 
-    async def apply(self, run: str, event: Event, messages: dict[int, str] | None = None) -> RunState:
+    async def apply(
+        self,
+        run: str,
+        event: Event,
+        messages: dict[int, str] | None = None,
+        payload: tuple[str, bytes] | None = None,
+    ) -> RunState:
         """The run's state after `event`, committed; a lost race is run again.
 
         Args:
             messages: blob of the message of an entry that this event appends, by its seq.
+            payload: digest and bytes of the contribution that this event takes in, stored in the same commit.
         """
+        before, newest = self._store.seen(run), False
         while True:
-            before = await self._store.load(run)
-            after = transition(before.state, event, await self._store.now())
-            if after.state == before.state:
+            if before is None:
+                before, newest = await self._store.load(run), True
+            try:
+                after = transition(before.state, event, await self._store.now())
+            except ProblemError:
+                if newest:
+                    raise
+                before = None
+                continue
+            if after.state != before.state:
+                if await self._store.commit(before, after, messages, payload):
+                    self._wake(after.state, agents=_assignments(after.state) != _assignments(before.state))
+                    break
+            elif newest:
                 break
-            if await self._store.commit(before, after, messages):
-                self._wake(run, agents=_assignments(after.state) != _assignments(before.state))
-                break
+            before = None
         if after.state.status is not before.state.status:
             because = {"because": after.state.ended_because} if after.state.ended_because else {}
             log.info("run", run=run, status=str(after.state.status), **because)
@@ -70,26 +92,40 @@ class Engine:
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
-    async def wait(self, run: str, done: Callable[[RunState], bool], seconds: float) -> RunState:
-        """The run's state once `done` holds, or after `seconds`."""
+    async def wait(
+        self, run: str, done: Callable[[RunState], bool], seconds: float, known: RunState | None = None
+    ) -> RunState:
+        """The run's state once `done` holds, or after `seconds`.
+
+        `known` is what the caller has just seen, if it has.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while True:
-            changed = self._changed.setdefault(run, asyncio.Event())
-            state = (await self._store.load(run)).state
-            remaining = deadline - loop.time()
-            if done(state) or remaining <= 0 or self._closing:
-                return state
-            await _wait_for(changed, min(remaining, RECHECK_S))
+            waiter = _Waiter(done, loop.create_future())
+            waiters = self._waiting.setdefault(run, set())
+            waiters.add(waiter)
+            try:
+                state, known = known or (await self._store.load(run)).state, None
+                remaining = deadline - loop.time()
+                if done(state) or remaining <= 0 or self._closing:
+                    return state
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(remaining, RECHECK_S)):
+                        if (found := await waiter.woken) is not None:
+                            return found
+            finally:
+                waiters.discard(waiter)
 
     async def wait_for_assignments(self, seconds: float) -> None:
         """Until there is news for agents in some run, at most a second."""
         if not self._closing:
             await _wait_for(self._assignments_changed, min(seconds, RECHECK_S))
 
-    def _wake(self, run: str, *, agents: bool) -> None:
-        if (changed := self._changed.pop(run, None)) is not None:
-            changed.set()
+    def _wake(self, state: RunState, *, agents: bool) -> None:
+        for waiter in self._waiting.get(state.id, ()):
+            if not waiter.woken.done() and waiter.done(state):
+                waiter.woken.set_result(state)
         if agents:
             self._assignments_changed.set()
             self._assignments_changed = asyncio.Event()
@@ -98,8 +134,9 @@ class Engine:
         """Answers every open poll and drops unfinished work: whoever ticks next finds it again."""
         self._closing = True
         self._assignments_changed.set()
-        for changed in self._changed.values():
-            changed.set()
+        for waiter in (waiter for waiters in self._waiting.values() for waiter in waiters):
+            if not waiter.woken.done():
+                waiter.woken.set_result(None)
         for task in self._jobs.values():
             task.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
@@ -125,7 +162,7 @@ class Engine:
             log.error("job failed, to be tried again", run=key[0], job=str(key[1]), exc_info=error)
 
     async def _do(self, run: str, job: Job) -> None:
-        state = (await self._store.load(run)).state
+        state = (self._store.seen(run) or await self._store.load(run)).state
         if job not in pending(state):
             return
         try:
@@ -145,18 +182,32 @@ class Engine:
     async def _aggregate(self, state: RunState, job: AggregateRound, layout: ParameterLayout) -> None:
         region = state.regions[job.region]
         assert region.round is not None
-        bodies = {}
+        contributions = {}
         for site, sent in region.round.contributions.items():
-            body = await self._store.payload(state.id, sent.digest)
-            if body is None:
+            contribution = await self._contribution(state, sent.digest, layout)
+            if contribution is None:
                 await self._missing(state.id, job, site)
                 return
-            bodies[site] = body
-        arrays, norms = await asyncio.to_thread(aggregate_round, bodies, layout, state.spec.optimizer)
-        parts = (digest_arrays(arrays),)
-        header = step_header(state, region, parts, norms)
-        blob = await asyncio.to_thread(self._blobs.put_bytes, encode_message("entry", header, arrays))
-        await self.apply(state.id, Aggregated(job.region, job.step, parts, norms), {header["seq"]: blob})
+            contributions[site] = contribution
+        made = await asyncio.to_thread(_entry, state, region, contributions, layout)
+        blob = await asyncio.to_thread(self._blobs.put_bytes, made.message)
+        after = await self.apply(
+            state.id, Aggregated(job.region, job.step, made.parts, made.norms), {made.position.seq: blob}
+        )
+        if after.regions[job.region].head == made.position:
+            self._recent.updates.put((state.id, job.region, job.step), made.message, len(made.message))
+        for sent in region.round.contributions.values():
+            self._recent.contributions.drop((state.id, sent.digest))
+
+    async def _contribution(self, state: RunState, digest: str, layout: ParameterLayout) -> SparseUpdate | None:
+        """What was validated on arrival; read again from Redis if that was long ago, or in another process."""
+        known = self._recent.contributions.get((state.id, digest))
+        if known is not None:
+            return known
+        body = await self._store.payload(state.id, digest)
+        if body is None:
+            return None
+        return (await asyncio.to_thread(read_contribution, body, layout, state.spec.optimizer))[1]
 
     async def _missing(self, run: str, job: AggregateRound, site: str) -> None:
         """Another process has closed the round meanwhile; or else Redis has lost what it had accepted."""
@@ -179,6 +230,34 @@ class Engine:
         )
         anchor, momentum = await asyncio.to_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
         await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum))
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiter:
+    done: Callable[[RunState], bool]
+    woken: "asyncio.Future[RunState | None]"
+    """The state for which `done` holds; None: look yourself."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What closes a round."""
+
+    parts: tuple[str, ...]
+    norms: dict[str, Norm]
+    position: Position
+    message: bytes
+
+
+def _entry(
+    state: RunState, region: Region, contributions: Mapping[str, SparseUpdate], layout: ParameterLayout
+) -> _Entry:
+    assert region.round is not None
+    tokens = {site: sent.tokens for site, sent in region.round.contributions.items()}
+    arrays, norms = aggregate_round(contributions, tokens, layout, state.spec.optimizer)
+    parts = (digest_arrays(arrays),)
+    header = step_header(state, region, parts, norms)
+    return _Entry(parts, norms, position_after(header), encode_message("entry", header, arrays))
 
 
 def _assignments(state: RunState) -> tuple[RunStatus, dict[str, int]]:

@@ -3,7 +3,9 @@
 import asyncio
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from api import schemas
 from api.errors import ConflictError, GoneError, InvalidError, NotFoundError
@@ -15,6 +17,7 @@ from coordinator.engine import Engine
 from coordinator.events import Abstained, Announced, Contributed, Refused
 from coordinator.layouts import Layouts
 from coordinator.quorum import remaining
+from coordinator.recent import Recent, bytes_of
 from coordinator.records import RunState, Sent
 from coordinator.rounds import read_header, read_update
 from coordinator.store import Store
@@ -22,19 +25,23 @@ from coordinator.waiting import waiting_for
 
 __all__ = ["Exchanges"]
 
+_T = TypeVar("_T")
 _PAGE = 500
 """Entries in one page of the log."""
 _MESSAGES_KEPT = 16
+_SMALL = 1 << 18
+"""Bytes of a contribution that is read within a millisecond: a thread would take longer to ask than to read it."""
 _REASON = 500
 """Characters of the reason for which a contribution was refused."""
 
 
 class Exchanges:
-    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, engine: Engine) -> None:
+    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, engine: Engine, recent: Recent) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
         self._engine = engine
+        self._recent = recent
         self._messages: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
 
     # --- answers of sites ---------------------------------------------------------------------------------------------
@@ -42,23 +49,27 @@ class Exchanges:
     async def contribute(
         self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
     ) -> Answer:
-        state = (await self._store.load(run)).state
+        state = (self._store.seen(run) or await self._store.load(run)).state
+        if region not in state.regions or state.layout is None or _closed(state, region, step):
+            state = (await self._store.load(run)).state
         digest = hashlib.sha256(body).hexdigest()
         if _closed(state, region, step):
             return await self._answer_closed(run, region, step, site, digest)
         layout, optimizer = await self._layouts.of(state), state.spec.optimizer
-        header, arrays = await asyncio.to_thread(read_header, body, layout, optimizer)
+        in_place = _in_place if len(body) <= _SMALL else asyncio.to_thread
+        header, arrays = await in_place(read_header, body, layout, optimizer)
         _same_place(header, run=run, region=region, step=step, site=site, part=part)
         try:
-            await asyncio.to_thread(read_update, header, arrays, layout, optimizer)
+            update = await in_place(read_update, header, arrays, layout, optimizer)
         except InvalidError as error:
             reason = error.detail.encode(errors="replace").decode()[:_REASON]
             with suppress(ConflictError):
                 await self._engine.apply(run, Refused(site, attempt, region, step, header.position, reason))
             raise
-        await self._store.put_payload(run, digest, body)
+        self._recent.contributions.put((run, digest), update, bytes_of(update))
         sent = Sent(digest=digest, tokens=header.tokens)
-        return await self._take_in(run, Contributed(site, attempt, region, step, header.position, sent), digest, wait)
+        event = Contributed(site, attempt, region, step, header.position, sent)
+        return await self._take_in(run, event, (digest, body), wait)
 
     async def abstain(
         self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
@@ -69,8 +80,11 @@ class Exchanges:
         event = Abstained(site, attempt, region, step, abstention.position, abstention.reason)
         return await self._take_in(run, event, None, wait)
 
-    async def _take_in(self, run: str, event: Contributed | Abstained, digest: str | None, wait: float) -> Answer:
+    async def _take_in(
+        self, run: str, event: Contributed | Abstained, payload: tuple[str, bytes] | None, wait: float
+    ) -> Answer:
         """The update, once the round is closed. A round that is next and not open yet is waited for, too (A16)."""
+        digest = None if payload is None else payload[0]
 
         def not_yet(state: RunState) -> bool:
             region = state.regions[event.region]
@@ -78,10 +92,13 @@ class Exchanges:
 
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
-        state = await self._engine.wait(run, lambda state: not not_yet(state), wait)
+        seen = self._store.seen(run)
+        if seen is None or not_yet(seen.state):
+            await self._engine.wait(run, lambda state: not not_yet(state), wait)
         try:
-            await self._engine.apply(run, event)
+            state = await self._engine.apply(run, event, payload=payload)
         except ConflictError as error:
+            state = (await self._store.load(run)).state
             if error.code == "round_not_open" and not_yet(state):
                 return Answer(None, waiting_for(state), accepted=False)
             raise
@@ -90,17 +107,19 @@ class Exchanges:
             if error.code == "closed_without_you" and _closed(state, event.region, event.step):
                 return await self._answer_closed(run, event.region, event.step, event.site, digest)
             raise
-        return await self._await_update(run, event.region, event.step, max(deadline - loop.time(), 0.0))
+        return await self._await_update(run, event.region, event.step, max(deadline - loop.time(), 0.0), state)
 
-    async def _await_update(self, run: str, region: str, step: int, wait: float) -> Answer:
+    async def _await_update(self, run: str, region: str, step: int, wait: float, known: RunState) -> Answer:
         def over(state: RunState) -> bool:
             return _closed(state, region, step) or not state.going_on
 
-        state = await self._engine.wait(run, over, wait)
+        state = await self._engine.wait(run, over, wait, known)
         if not _closed(state, region, step):
             if state.status.terminal or state.status is RunStatus.STOPPING:
                 raise GoneError("run_ended", f"run {run} is {state.status}: {state.ended_because}")
             return Answer(None, waiting_for(state))
+        if (message := self._recent.updates.get((run, region, step))) is not None:
+            return Answer(message)
         seq = await self._store.seq_of_step(run, region, step)
         if seq is None:
             raise _skipped(region, step)
@@ -130,7 +149,7 @@ class Exchanges:
         _known_region(state, region)
         if step > state.spec.steps:
             raise NotFoundError("step_not_found", f"run {run} has {state.spec.steps} steps: there is no step {step}")
-        return await self._await_update(run, region, step, wait)
+        return await self._await_update(run, region, step, wait, state)
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
@@ -192,6 +211,10 @@ class Exchanges:
         copies = outer.fragments[fragment].copies.items()
         first = next((holder for holder, copy in copies if copy == digest and holder in there), None)
         return schemas.AnnouncementReply(upload=first == site)
+
+
+async def _in_place(function: Callable[..., _T], *args: object) -> _T:
+    return function(*args)
 
 
 def _closed(state: RunState, region: str, step: int) -> bool:

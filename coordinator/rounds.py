@@ -71,23 +71,22 @@ def check_header(header: ContributionHeader, layout: ParameterLayout, optimizer:
 
 
 def aggregate_round(
-    bodies: Mapping[str, bytes], layout: ParameterLayout, optimizer: OptimizerSpec
+    contributions: Mapping[str, SparseUpdate],
+    tokens: Mapping[str, int],
+    layout: ParameterLayout,
+    optimizer: OptimizerSpec,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Norm]]:
-    """The update's packed arrays, and the norm of each site's contribution.
-
-    Args:
-        bodies: contribution messages by site, already validated when they arrived.
-    """
-    read = [read_contribution(bodies[site], layout, optimizer) for site in sorted(bodies)]
-    contributions = [contribution for _, contribution in read]
-    norms = [norm(contribution) for contribution in contributions]
-    halvings = outlier_halvings(norms) if optimizer.outliers == "halve" else [0] * len(read)
+    """The update's packed arrays, and the norm of each site's contribution; both arguments are by site."""
+    sites = sorted(contributions)
+    sent = [contributions[site] for site in sites]
+    norms = [norm(contribution) for contribution in sent]
+    halvings = outlier_halvings(norms) if optimizer.outliers == "halve" else [0] * len(sites)
     update = aggregate(
-        contributions,
+        sent,
         layout,
         halvings,
         average=optimizer.average,
-        tokens=[header.tokens for header, _ in read],
+        tokens=[tokens[site] for site in sites],
         largest=optimizer.largest,
     )
-    return dict(pack_update(update, layout)), dict(zip(sorted(bodies), map(Norm, norms, halvings), strict=True))
+    return dict(pack_update(update, layout)), dict(zip(sites, map(Norm, norms, halvings), strict=True))

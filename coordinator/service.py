@@ -34,6 +34,7 @@ from coordinator.events import (
 )
 from coordinator.exchanges import Exchanges
 from coordinator.layouts import Layouts, checked_layout, require_same_layout
+from coordinator.recent import Recent
 from coordinator.records import RunState, Start
 from coordinator.settings import Settings
 from coordinator.sites import Sites
@@ -54,9 +55,10 @@ class CoordinatorService:
         self._blobs = blobs
         self._settings = settings
         self._layouts = Layouts(blobs)
-        self._engine = Engine(store, blobs, self._layouts)
+        recent = Recent()
+        self._engine = Engine(store, blobs, self._layouts, recent)
         self._sites = Sites(store, self._engine, settings)
-        self._exchanges = Exchanges(store, blobs, self._layouts, self._engine)
+        self._exchanges = Exchanges(store, blobs, self._layouts, self._engine, recent)
         self._ticked = self._outage_s = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------

@@ -6,9 +6,12 @@ decides anything. Any Redis-compatible server from 6.2 on will do.
 
 import hashlib
 import json
+import secrets
+import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import redis.asyncio
@@ -31,12 +34,17 @@ _ORPHAN_S = 3600
 """Seconds after which a payload or a token that no committed state refers to is dropped."""
 _ENDED_S = 3600
 """Seconds for which ranks may still ask how their run has ended."""
+_STATES_KEPT = 64
+_CLOCK_S = 1.0
+"""Seconds for which Redis TIME is carried on by the clock of this process."""
 
-# KEYS[1]: the run; ARGV: expected version, new state, operations as JSON. Answers 1, or 0 for a lost race.
+# KEYS: the run, and a payload or nothing; ARGV: expected version, new version, new state, operations as JSON, the
+# payload's bytes. Answers 1, or 0 for a lost race.
 _COMMIT = """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'version', ARGV[1] + 1, 'state', ARGV[2])
-for _, operation in ipairs(cjson.decode(ARGV[3])) do redis.call(unpack(operation)) end
+redis.call('HSET', KEYS[1], 'version', ARGV[2], 'state', ARGV[3])
+if KEYS[2] then redis.call('SET', KEYS[2], ARGV[5]) end
+for _, operation in ipairs(cjson.decode(ARGV[4])) do redis.call(unpack(operation)) end
 return 1
 """
 
@@ -78,10 +86,16 @@ return {math.max(now, last), gap}
 
 @dataclass(frozen=True)
 class Versioned:
-    """A run's state and the version that a commit must find unchanged."""
+    """A run's state and the version that a commit must find unchanged.
+
+    No two states have the same version, not even if Redis has lost the last second and time goes on from there.
+    """
 
     state: RunState
-    version: int
+    version: str
+
+    def next(self, state: RunState) -> "Versioned":
+        return Versioned(state, f"{int(self.version.partition('-')[0]) + 1}-{secrets.token_hex(6)}")
 
 
 class SiteRecord(Record):
@@ -111,6 +125,8 @@ class Store:
         self._delete = self._redis.register_script(_DELETE)
         self._keep = self._redis.register_script(_KEEP)
         self._tick = self._redis.register_script(_TICK)
+        self._states: OrderedDict[str, Versioned] = OrderedDict()
+        self._clock: tuple[float, datetime] | None = None
 
     async def close(self) -> None:
         await self._redis.aclose(close_connection_pool=True)
@@ -132,8 +148,13 @@ class Store:
         return found
 
     async def now(self) -> datetime:
+        """Redis TIME, asked for once a second at most."""
+        if self._clock is not None and (elapsed := time.monotonic() - self._clock[0]) < _CLOCK_S:
+            return self._clock[1] + timedelta(seconds=elapsed)
         seconds, microseconds = await self._redis.time()
-        return datetime.fromtimestamp(seconds + microseconds / 1e6, UTC)
+        now = datetime.fromtimestamp(seconds + microseconds / 1e6, UTC)
+        self._clock = (time.monotonic(), now)
+        return now
 
     async def tick(self, interval_s: float, lease_s: float) -> tuple[datetime, float]:
         """Redis TIME, and the seconds for which nobody had ticked if that was more than two intervals.
@@ -153,13 +174,29 @@ class Store:
         pipe.zadd("runs", {state.id: state.created_at.timestamp()}, nx=True)
         await pipe.execute()
 
+    def seen(self, run: str) -> Versioned | None:
+        """The newest state of the run that this process has read or written; there may be newer ones."""
+        return self._states.get(run)
+
     async def load(self, run: str) -> Versioned:
+        """The run's state; read and parsed only if it is not the one that was seen last."""
+        seen = self.seen(run)
+        if seen is not None and await self._redis.hget(_run(run), "version") == seen.version.encode():
+            return seen
         version, state = await self._redis.hmget(_run(run), "version", "state")
         if state is None:
+            self._states.pop(run, None)
             raise NotFoundError(
                 "run_not_found", f"there is no run {run!r}; `isthmus run list` shows the runs there are"
             )
-        return Versioned(RunState.model_validate_json(state), int(version))
+        return self._see(Versioned(RunState.model_validate_json(state), version.decode()))
+
+    def _see(self, found: Versioned) -> Versioned:
+        self._states[found.state.id] = found
+        self._states.move_to_end(found.state.id)
+        while len(self._states) > _STATES_KEPT:
+            self._states.popitem(last=False)
+        return found
 
     async def runs(self) -> list[str]:
         """Newest first."""
@@ -177,8 +214,19 @@ class Store:
                 log.error("run cannot be read and is left alone", run=run.decode(), error=str(error))
         return states
 
-    async def commit(self, before: Versioned, after: Transition, messages: dict[int, str] | None = None) -> bool:
-        """Replaces the state, unless somebody else did; `messages`: blob of an entry's message, by seq."""
+    async def commit(
+        self,
+        before: Versioned,
+        after: Transition,
+        messages: dict[int, str] | None = None,
+        payload: tuple[str, bytes] | None = None,
+    ) -> bool:
+        """Replaces the state, unless somebody else did.
+
+        Args:
+            messages: blob of an entry's message, by seq.
+            payload: digest and bytes of a contribution that the new state refers to.
+        """
         state = after.state
         operations: list[list[Any]] = []
         for region, header in after.entries:
@@ -200,8 +248,17 @@ class Store:
             operations.append(["SADD", "active", state.id])
         if after.outer_round is not None:
             operations.append(["RPUSH", f"outer-rounds:{state.id}", after.outer_round.model_dump_json()])
-        arguments: list[str | int] = [before.version, state.model_dump_json(), json.dumps(operations)]
-        return bool(await self._commit(keys=[_run(state.id)], args=arguments))
+        committed = before.next(state)
+        texts = (before.version, committed.version, state.model_dump_json(), json.dumps(operations))
+        arguments: list[str | bytes] = list(texts)
+        keys = [_run(state.id)]
+        if payload is not None:
+            keys.append(_payload(state.id, payload[0]))
+            arguments.append(payload[1])
+        if not await self._commit(keys=keys, args=arguments):
+            return False
+        self._see(committed)
+        return True
 
     async def delete_run(self, run: Versioned) -> bool:
         """Unless somebody has changed it."""

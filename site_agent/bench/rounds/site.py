@@ -104,8 +104,9 @@ class _Site:
         self._open.enter_context(self._client)
         self._connection = self._open.enter_context(socket.create_connection(("127.0.0.1", place.relay_port)))
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        store = dist.FileStore(str(place.rendezvous), place.sites)
-        dist.init_process_group("gloo", store=store, rank=place.number, world_size=place.sites)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{place.rendezvous}", rank=place.number, world_size=place.sites
+        )
         self._open.callback(dist.destroy_process_group)
         self._answered = 0
 

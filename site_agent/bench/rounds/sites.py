@@ -6,7 +6,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from algorithms.traffic import parameters_bytes
 from api.client import CoordinatorClient
@@ -64,8 +64,8 @@ class Sites:
             pipe.send((command, argument))
         answers: dict[Connection, Any] = {}
         while len(answers) < len(asked):
-            for pipe in wait([pipe for pipe in asked if pipe not in answers]):
-                assert isinstance(pipe, Connection)
+            waiting: list[Any] = [pipe for pipe in asked if pipe not in answers]
+            for pipe in cast("list[Connection]", wait(waiting)):
                 try:
                     answers[pipe] = pipe.recv()
                 except EOFError:
