@@ -10,6 +10,8 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from api import routes
+from api.authentication import Authentication
+from api.digest_middleware import ContentDigests
 from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, NotFoundError, ProblemError, faults_of
 from api.middleware import BodyLimits, SecurityHeaders, problem_response
 from api.schemas import PROTOCOL_VERSION
@@ -69,7 +71,9 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, _plain_http)
     app.add_exception_handler(Exception, _internal)
     app.add_middleware(BodyLimits, limit=_limit)
+    app.add_middleware(Authentication, service=service)
     app.add_middleware(SecurityHeaders)
+    app.add_middleware(ContentDigests)
     app.include_router(routes.public)
     app.include_router(routes.v1, prefix="/v1")
 

@@ -1,7 +1,8 @@
 """CoordinatorClient: the REST API as methods. Used by the command line and by site agents.
 
 The transport is injectable, so that tests and the byte counters see every request. Requests are idempotent by design,
-so that a failed connection, a 429, a 502, a 503 or a 504 is tried again with the same bytes.
+so that a failed connection, a 429, a 502, a 503, a 504, or a body that was changed on its way, either way, is tried
+again with the same bytes.
 """
 
 import hashlib
@@ -15,7 +16,15 @@ import stamina
 from pydantic import BaseModel, ValidationError
 
 from api import schemas
-from api.errors import PROBLEM_MEDIA_TYPE, IsthmusError, Problem, ProblemError, error_from_problem
+from api.content_digest import DIGEST_MISMATCH, FIELD, agrees, content_digest
+from api.errors import (
+    PROBLEM_MEDIA_TYPE,
+    IsthmusError,
+    Problem,
+    ProblemError,
+    UnavailableError,
+    error_from_problem,
+)
 from api.payload import MEDIA_TYPE
 from api.service import Answer
 
@@ -112,6 +121,7 @@ class CoordinatorClient:
             sent.setdefault("Content-Type", MEDIA_TYPE)
         if body is not None:
             sent["Content-Length"] = str(len(body))
+            sent[FIELD] = content_digest(body)
         query = {name: value for name, value in (params or {}).items() if value is not None}
         try:
             for attempt in stamina.retry_context(
@@ -132,10 +142,13 @@ class CoordinatorClient:
 
     @staticmethod
     def _checked(response: httpx.Response) -> httpx.Response:
+        if not agrees(response.headers.get(FIELD), response.content) and response.request.method != "HEAD":
+            where = f"{response.request.method} {response.request.url}"
+            raise _TryAgainError(UnavailableError(DIGEST_MISMATCH, f"the answer to {where} was changed on its way"))
         if response.is_success:
             return response
         error = _problem_of(response)
-        if response.status_code in _TRY_AGAIN:
+        if response.status_code in _TRY_AGAIN or error.code == DIGEST_MISMATCH:
             raise _TryAgainError(error)
         raise error
 

@@ -18,13 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.app import create_app
-from api.errors import IsthmusError, UnavailableError, faults_of
+from api.errors import IsthmusError, faults_of
 from api.middleware import problem_response
 from coordinator.blobs import BlobDirectory
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.service import CoordinatorService
 from coordinator.settings import Settings
-from coordinator.store import Store, hashed
+from coordinator.store import Store, hashed, unavailable
 
 log = structlog.get_logger()
 
@@ -57,7 +57,7 @@ def _run(settings: Settings) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+    listener = socket.socket(family, proto=socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -117,8 +117,7 @@ def _end_with(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
 
 
 async def _unavailable(_: Request, error: Exception) -> Response:
-    log.warning("redis cannot be reached", error=str(error))
-    return problem_response(UnavailableError("redis_unavailable", "Redis cannot be reached right now; try again"))
+    return problem_response(unavailable(error))
 
 
 class _Server(uvicorn.Server):

@@ -6,7 +6,7 @@ process, or a lost wake-up, costs a second and nothing more.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from coordinator.blobs import BlobDirectory
 from coordinator.entries import position_after, step_header
 from coordinator.events import Aggregated, Averaged, Event, Norm, WorkFailed
 from coordinator.layouts import Layouts
+from coordinator.logs import Logs
 from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
 from coordinator.recent import Recent
@@ -42,10 +43,11 @@ log = structlog.get_logger()
 class Engine:
     """The shell around `coordinator.state`."""
 
-    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, recent: Recent) -> None:
+    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, logs: Logs, recent: Recent) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
+        self._logs = logs
         self._recent = recent
         self._waiting: dict[str, set[_Waiter]] = {}
         self._assignments_changed = asyncio.Event()
@@ -56,14 +58,14 @@ class Engine:
         self,
         run: str,
         event: Event,
-        messages: dict[int, str] | None = None,
-        payload: tuple[str, bytes] | None = None,
+        messages: Mapping[int, Sequence[str]] | None = None,
+        payloads: Mapping[str, bytes] | None = None,
     ) -> RunState:
         """The run's state after `event`, committed; a lost race is run again.
 
         Args:
-            messages: blob of the message of an entry that this event appends, by its seq.
-            payload: digest and bytes of the contribution that this event takes in, stored in the same commit.
+            messages: digests of the messages of an entry that this event appends, by its seq.
+            payloads: by digest, what is to be stored in the same commit, because the new state refers to it.
         """
         before, newest = self._store.seen(run), False
         while True:
@@ -77,7 +79,7 @@ class Engine:
                 before = None
                 continue
             if after.state != before.state:
-                if await self._store.commit(before, after, messages, payload):
+                if await self._store.commit(before, after, messages, payloads):
                     self._wake(after.state, agents=_assignments(after.state) != _assignments(before.state))
                     break
             elif newest:
@@ -190,12 +192,11 @@ class Engine:
                 return
             contributions[site] = contribution
         made = await asyncio.to_thread(_entry, state, region, contributions, layout)
-        blob = await asyncio.to_thread(self._blobs.put_bytes, made.message)
-        after = await self.apply(
-            state.id, Aggregated(job.region, job.step, made.parts, made.norms), {made.position.seq: blob}
-        )
+        digest, payloads = await self._logs.kept_or_carried(state.id, made.message)
+        event = Aggregated(job.region, job.step, made.parts, made.norms)
+        after = await self.apply(state.id, event, {made.position.seq: [digest]}, payloads)
         if after.regions[job.region].head == made.position:
-            self._recent.updates.put((state.id, job.region, job.step), made.message, len(made.message))
+            self._recent.updates.put((state.id, job.region, job.step, 0), made.message, len(made.message))
         for sent in region.round.contributions.values():
             self._recent.contributions.drop((state.id, sent.digest))
 

@@ -2,20 +2,19 @@
 
 import asyncio
 import hashlib
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
 from api import schemas
 from api.errors import ConflictError, GoneError, InvalidError, NotFoundError
-from api.payload import encode_message
 from api.schemas import RunStatus
 from api.service import Answer
 from coordinator.blobs import BlobDirectory
 from coordinator.engine import Engine
 from coordinator.events import Abstained, Announced, Contributed, Refused
 from coordinator.layouts import Layouts
+from coordinator.logs import Logs
 from coordinator.quorum import remaining
 from coordinator.recent import Recent, bytes_of
 from coordinator.records import RunState, Sent
@@ -28,7 +27,6 @@ __all__ = ["Exchanges"]
 _T = TypeVar("_T")
 _PAGE = 500
 """Entries in one page of the log."""
-_MESSAGES_KEPT = 16
 _SMALL = 1 << 18
 """Bytes of a contribution that is read within a millisecond: a thread would take longer to ask than to read it."""
 _REASON = 500
@@ -36,13 +34,15 @@ _REASON = 500
 
 
 class Exchanges:
-    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, engine: Engine, recent: Recent) -> None:
+    def __init__(
+        self, store: Store, blobs: BlobDirectory, layouts: Layouts, logs: Logs, engine: Engine, recent: Recent
+    ) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
+        self._logs = logs
         self._engine = engine
         self._recent = recent
-        self._messages: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
 
     # --- answers of sites ---------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class Exchanges:
         self._recent.contributions.put((run, digest), update, bytes_of(update))
         sent = Sent(digest=digest, tokens=header.tokens)
         event = Contributed(site, attempt, region, step, header.position, sent)
-        return await self._take_in(run, event, (digest, body), wait)
+        return await self._take_in(run, event, {digest: body}, wait)
 
     async def abstain(
         self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
@@ -78,13 +78,13 @@ class Exchanges:
         if _closed(state, region, step):
             return await self._answer_closed(run, region, step, site, None)
         event = Abstained(site, attempt, region, step, abstention.position, abstention.reason)
-        return await self._take_in(run, event, None, wait)
+        return await self._take_in(run, event, {}, wait)
 
     async def _take_in(
-        self, run: str, event: Contributed | Abstained, payload: tuple[str, bytes] | None, wait: float
+        self, run: str, event: Contributed | Abstained, payloads: Mapping[str, bytes], wait: float
     ) -> Answer:
         """The update, once the round is closed. A round that is next and not open yet is waited for, too (A16)."""
-        digest = None if payload is None else payload[0]
+        digest = next(iter(payloads), None)
 
         def not_yet(state: RunState) -> bool:
             region = state.regions[event.region]
@@ -96,7 +96,7 @@ class Exchanges:
         if seen is None or not_yet(seen.state):
             await self._engine.wait(run, lambda state: not not_yet(state), wait)
         try:
-            state = await self._engine.apply(run, event, payload=payload)
+            state = await self._engine.apply(run, event, payloads=payloads)
         except ConflictError as error:
             state = (await self._store.load(run)).state
             if error.code == "round_not_open" and not_yet(state):
@@ -109,7 +109,9 @@ class Exchanges:
             raise
         return await self._await_update(run, event.region, event.step, max(deadline - loop.time(), 0.0), state)
 
-    async def _await_update(self, run: str, region: str, step: int, wait: float, known: RunState) -> Answer:
+    async def _await_update(
+        self, run: str, region: str, step: int, wait: float, known: RunState, part: int = 0
+    ) -> Answer:
         def over(state: RunState) -> bool:
             return _closed(state, region, step) or not state.going_on
 
@@ -118,19 +120,19 @@ class Exchanges:
             if state.status.terminal or state.status is RunStatus.STOPPING:
                 raise GoneError("run_ended", f"run {run} is {state.status}: {state.ended_because}")
             return Answer(None, waiting_for(state))
-        if (message := self._recent.updates.get((run, region, step))) is not None:
+        if (message := self._recent.updates.get((run, region, step, part))) is not None:
             return Answer(message)
-        seq = await self._store.seq_of_step(run, region, step)
+        seq = await self._logs.seq_of_step(run, region, step)
         if seq is None:
             raise _skipped(region, step)
-        return Answer(await self._message(run, region, seq))
+        return Answer(await self._logs.message(run, region, seq, part))
 
     async def _answer_closed(self, run: str, region: str, step: int, site: str, digest: str | None) -> Answer:
         """The update, if the entry lists what the site sent (A1); `digest` None: if it abstained."""
-        seq = await self._store.seq_of_step(run, region, step)
+        seq = await self._logs.seq_of_step(run, region, step)
         if seq is None:
             raise _skipped(region, step)
-        (header,) = await self._store.entries(run, region, seq, seq + 1)
+        header = await self._logs.header(run, region, seq)
         if digest is None:
             listed = any(abstention["site"] == site for abstention in header["abstentions"])
         else:
@@ -141,15 +143,14 @@ class Exchanges:
                 f"the round of step {step} is closed and does not list what {site} sent: take its entry {seq} instead",
                 context={"seq": seq},
             )
-        return Answer(await self._message(run, region, seq))
+        return Answer(await self._logs.message(run, region, seq, 0))
 
     async def update(self, run: str, region: str, step: int, part: int, wait: float) -> Answer:
-        _only_part(part)
         state = (await self._store.load(run)).state
         _known_region(state, region)
         if step > state.spec.steps:
             raise NotFoundError("step_not_found", f"run {run} has {state.spec.steps} steps: there is no step {step}")
-        return await self._await_update(run, region, step, wait, state)
+        return await self._await_update(run, region, step, wait, state, part)
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
@@ -161,30 +162,12 @@ class Exchanges:
         _known_region((await self._store.load(run)).state, region)
         state = await self._engine.wait(run, over, wait)
         end = start + _PAGE if stop is None else min(stop, start + _PAGE)
-        headers = await self._store.entries(run, region, start, end)
+        headers = await self._logs.headers(run, region, start, end)
         return schemas.LogPage(items=headers, head=state.regions[region].head, ended=state.status.terminal)
 
     async def entry(self, run: str, region: str, seq: int, part: int) -> bytes:
-        _only_part(part)
         _known_region((await self._store.load(run)).state, region)
-        return await self._message(run, region, seq)
-
-    async def _message(self, run: str, region: str, seq: int) -> bytes:
-        key = (run, region, seq)
-        if key not in self._messages:
-            headers = await self._store.entries(run, region, seq, seq + 1)
-            if not headers:
-                raise NotFoundError(
-                    "entry_not_found", f"the log of region {region} in run {run} has no entry {seq} yet"
-                )
-            blob = await self._store.message_blob(run, region, seq)
-            if blob is None:
-                self._messages[key] = encode_message("entry", headers[0], {})
-            else:
-                self._messages[key] = await asyncio.to_thread(self._blobs.path(blob).read_bytes)
-            while len(self._messages) > _MESSAGES_KEPT:
-                self._messages.popitem(last=False)
-        return self._messages[key]
+        return await self._logs.message(run, region, seq, part)
 
     async def announce(
         self,
@@ -234,11 +217,6 @@ def _known_region(state: RunState, region: str) -> None:
     if region not in state.regions:
         there = ", ".join(state.regions) or "none before it is started"
         raise NotFoundError("region_not_found", f"run {state.id} has no region {region!r}; its regions: {there}")
-
-
-def _only_part(part: int) -> None:
-    if part != 0:
-        raise NotFoundError("part_not_found", f"part {part}: entries have one part, number 0")
 
 
 def _same_place(header: schemas.ContributionHeader, **place: str | int) -> None:

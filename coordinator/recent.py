@@ -45,12 +45,12 @@ class Bounded(Generic[_K, _V]):
 class Recent:
     """Attributes:
     contributions: validated, of rounds that are not aggregated, by run and digest of the message.
-    updates: messages of step entries, by run, region and step.
+    updates: messages of step entries, by run, region, step and part.
     """
 
     def __init__(self) -> None:
         self.contributions: Bounded[tuple[str, str], SparseUpdate] = Bounded(_CONTRIBUTIONS)
-        self.updates: Bounded[tuple[str, str, int], bytes] = Bounded(_UPDATES)
+        self.updates: Bounded[tuple[str, str, int, int], bytes] = Bounded(_UPDATES)
 
 
 def bytes_of(update: SparseUpdate) -> int:

@@ -34,12 +34,13 @@ from coordinator.events import (
 )
 from coordinator.exchanges import Exchanges
 from coordinator.layouts import Layouts, checked_layout, require_same_layout
+from coordinator.logs import Logs
 from coordinator.recent import Recent
 from coordinator.records import RunState, Start
 from coordinator.settings import Settings
 from coordinator.sites import Sites
 from coordinator.state import due_at, transition
-from coordinator.store import Store, hashed
+from coordinator.store import Store, hashed, unavailable
 from coordinator.views import run_view
 
 __all__ = ["CoordinatorService"]
@@ -55,10 +56,11 @@ class CoordinatorService:
         self._blobs = blobs
         self._settings = settings
         self._layouts = Layouts(blobs)
+        self._logs = Logs(store, blobs)
         recent = Recent()
-        self._engine = Engine(store, blobs, self._layouts, recent)
+        self._engine = Engine(store, blobs, self._layouts, self._logs, recent)
         self._sites = Sites(store, self._engine, settings)
-        self._exchanges = Exchanges(store, blobs, self._layouts, self._engine, recent)
+        self._exchanges = Exchanges(store, blobs, self._layouts, self._logs, self._engine, recent)
         self._ticked = self._outage_s = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -101,7 +103,10 @@ class CoordinatorService:
         return schemas.Health(status="ok", detail=dict.fromkeys(await self._store.warnings(), "warning"))
 
     async def authenticate(self, token: str) -> Principal | None:
-        found = await self._store.principal(hashed(token))
+        try:
+            found = await self._store.principal(hashed(token))
+        except RedisError as error:
+            raise unavailable(error) from None
         return None if found is None else Principal(**found)
 
     # --- sites --------------------------------------------------------------------------------------------------------

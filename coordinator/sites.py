@@ -1,6 +1,7 @@
 """Sites: registration, leases and heartbeats. What a site should run follows from the runs, at every heartbeat anew."""
 
 import asyncio
+import hmac
 from collections import Counter
 from datetime import datetime, timedelta
 
@@ -36,7 +37,7 @@ class Sites:
             )
         known = await self._store.find_site(name)
         secret_hash = hashed(registration.secret)
-        if known is not None and known.secret_hash != secret_hash:
+        if known is not None and not hmac.compare_digest(known.secret_hash, secret_hash):
             raise ConflictError(
                 "name_taken",
                 f"another agent has registered as {name!r}: choose another name, keep that agent's data directory, or "

@@ -9,7 +9,7 @@ import json
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,13 +20,13 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from api import schemas
-from api.errors import ConflictError, NotFoundError
+from api.errors import ConflictError, NotFoundError, UnavailableError
 from api.payload import canonical_json
 from api.schemas import RunStatus
 from coordinator.records import Record, RunState
 from coordinator.transitions import Transition
 
-__all__ = ["SiteRecord", "Store", "Versioned"]
+__all__ = ["SiteRecord", "Store", "Versioned", "hashed", "unavailable"]
 
 log = structlog.get_logger()
 
@@ -38,12 +38,12 @@ _STATES_KEPT = 64
 _CLOCK_S = 1.0
 """Seconds for which Redis TIME is carried on by the clock of this process."""
 
-# KEYS: the run, and a payload or nothing; ARGV: expected version, new version, new state, operations as JSON, the
-# payload's bytes. Answers 1, or 0 for a lost race.
+# KEYS: the run, and payloads; ARGV: expected version, new version, new state, operations as JSON, the payloads' bytes.
+# Answers 1, or 0 for a lost race.
 _COMMIT = """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'version', ARGV[2], 'state', ARGV[3])
-if KEYS[2] then redis.call('SET', KEYS[2], ARGV[5]) end
+for number = 2, #KEYS do redis.call('SET', KEYS[number], ARGV[number + 3]) end
 for _, operation in ipairs(cjson.decode(ARGV[4])) do redis.call(unpack(operation)) end
 return 1
 """
@@ -111,6 +111,12 @@ class SiteRecord(Record):
 def hashed(secret: str) -> str:
     """What is stored of a token: SHA-256 suffices, since tokens are long and random."""
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def unavailable(error: Exception) -> UnavailableError:
+    """What is answered while Redis is away; our log has the cause."""
+    log.warning("redis cannot be reached", error=str(error))
+    return UnavailableError("redis_unavailable", "Redis cannot be reached right now; try again")
 
 
 class Store:
@@ -218,14 +224,14 @@ class Store:
         self,
         before: Versioned,
         after: Transition,
-        messages: dict[int, str] | None = None,
-        payload: tuple[str, bytes] | None = None,
+        messages: Mapping[int, Sequence[str]] | None = None,
+        payloads: Mapping[str, bytes] | None = None,
     ) -> bool:
         """Replaces the state, unless somebody else did.
 
         Args:
-            messages: blob of an entry's message, by seq.
-            payload: digest and bytes of a contribution that the new state refers to.
+            messages: digests of an entry's messages, by seq.
+            payloads: by digest, what the new state or an entry refers to and is not stored yet.
         """
         state = after.state
         operations: list[list[Any]] = []
@@ -234,15 +240,17 @@ class Store:
             if header["kind"] == "step":
                 operations.append(["HSET", _steps(state.id, region), header["step"], header["seq"]])
             if messages and header["seq"] in messages:
-                operations.append(["HSET", _messages(state.id, region), header["seq"], messages[header["seq"]]])
-        payloads, tokens = _contributions(state), _tokens(state)
-        operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(before.state) - payloads]
-        operations += [["PERSIST", _payload(state.id, digest)] for digest in payloads - _contributions(before.state)]
+                digests = messages[header["seq"]]
+                operations.append(["HSET", _messages(state.id, region), header["seq"], json.dumps(digests)])
+                operations += [["PERSIST", _payload(state.id, digest)] for digest in digests]
+        sent, tokens = _contributions(state), _tokens(state)
+        operations += [["DEL", _payload(state.id, digest)] for digest in _contributions(before.state) - sent]
+        operations += [["PERSIST", _payload(state.id, digest)] for digest in sent - _contributions(before.state)]
         operations += [["DEL", token] for token in _tokens(before.state) - tokens]
         operations += [["PERSIST", token] for token in tokens - _tokens(before.state)]
         if state.status.terminal:
             operations.append(["SREM", "active", state.id])
-            operations += [["DEL", _payload(state.id, digest)] for digest in payloads]
+            operations += [["DEL", _payload(state.id, digest)] for digest in sent]
             operations += [["EXPIRE", token, _ENDED_S] for token in tokens]
         elif state.status is not RunStatus.PENDING:
             operations.append(["SADD", "active", state.id])
@@ -252,9 +260,9 @@ class Store:
         texts = (before.version, committed.version, state.model_dump_json(), json.dumps(operations))
         arguments: list[str | bytes] = list(texts)
         keys = [_run(state.id)]
-        if payload is not None:
-            keys.append(_payload(state.id, payload[0]))
-            arguments.append(payload[1])
+        for digest, body in (payloads or {}).items():
+            keys.append(_payload(state.id, digest))
+            arguments.append(body)
         if not await self._commit(keys=keys, args=arguments):
             return False
         self._see(committed)
@@ -268,6 +276,8 @@ class Store:
         keys += _tokens(state)
         for region in state.regions:
             keys += [_log(state.id, region), _steps(state.id, region), _messages(state.id, region)]
+            for digests in await self._redis.hvals(_messages(state.id, region)):
+                keys += [_payload(state.id, digest) for digest in json.loads(digests)]
         return bool(await self._delete(keys=keys, args=[run.version, state.id]))
 
     async def remember(self, key: str, value: str) -> str:
@@ -294,9 +304,10 @@ class Store:
         seq = await self._redis.hget(_steps(run, region), step)
         return None if seq is None else int(seq)
 
-    async def message_blob(self, run: str, region: str, seq: int) -> str | None:
-        blob = await self._redis.hget(_messages(run, region), seq)
-        return None if blob is None else blob.decode()
+    async def messages(self, run: str, region: str, seq: int) -> list[str]:
+        """Digests of an entry's messages, one per part; none if it has no arrays."""
+        digests = await self._redis.hget(_messages(run, region), seq)
+        return [] if digests is None else json.loads(digests)
 
     async def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
         lines = await self._redis.lrange(f"outer-rounds:{run}", 0, -1)

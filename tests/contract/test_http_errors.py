@@ -469,6 +469,44 @@ def test_too_large_bodies_are_refused_before_they_are_read(run, tokens, path, si
     assert answer[2]["context"]["limit"] < size
 
 
+@pytest.mark.parametrize("length", [1, 1 << 20, 64 << 30])
+@pytest.mark.parametrize(("method", "path"), [("PUT", f"/v1/blobs/{ZERO}"), ("POST", "/v1/runs"), ("PUT", "/v1/x")])
+def test_tokens_are_looked_at_before_the_body_is_read(run, method, path, length):
+    """Of each request only the headers are sent: an answer that needs the body would never come."""
+    unknown = answer_to_headers(run.url, method, path, secrets.token_urlsafe(32), f"Content-Length: {length}")
+    assert (unknown[0], unknown[2]["code"]) == (401, "token_unknown")
+    assert "www-authenticate: bearer" in unknown[1]
+    missing = answer_to_headers(run.url, method, path, "", f"Content-Length: {length}")
+    assert (missing[0], missing[2]["code"]) == (401, "token_missing")
+
+
+@pytest.mark.parametrize(
+    ("scope", "method", "path"),
+    [
+        ("observer", "PUT", f"/v1/blobs/{ZERO}"),
+        ("observer", "POST", "/v1/runs"),
+        ("ranks", "PUT", "/v1/sites/SITE"),
+        ("join", "POST", "/v1/sites/SITE/heartbeat"),
+        ("site", "PUT", "/v1/runs/RUN/regions/west/steps/1/contributions/SITE/parts/0"),
+        ("site", "PUT", "/v1/runs/RUN/sites/SITE/layout"),
+    ],
+)
+def test_scopes_are_looked_at_before_the_body_is_read(run, tokens, scope, method, path):
+    path = path.replace("RUN", run.id).replace("SITE", run.sites[0].name)
+    answer = answer_to_headers(run.url, method, path, tokens[scope], "Content-Length: 1000")
+    assert (answer[0], answer[2]["code"]) == (403, "wrong_scope")
+
+
+def test_sites_and_runs_are_looked_at_before_the_body_is_read(run, tokens):
+    other = run.sites[1].name
+    for path, code in (
+        (f"/v1/runs/{run.id}/sites/{other}/layout", "wrong_site"),
+        (f"/v1/runs/another-run/sites/{run.sites[0].name}/layout", "wrong_run"),
+    ):
+        answer = answer_to_headers(run.url, "PUT", path, tokens["ranks"], "Content-Length: 1000")
+        assert (answer[0], answer[2]["code"]) == (403, code)
+
+
 def test_bodies_without_length_or_compressed(run, tokens):
     path = f"/v1/blobs/{ZERO}"
     chunked = answer_to_headers(run.url, "PUT", path, tokens["ranks"], "Transfer-Encoding: chunked")
