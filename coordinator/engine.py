@@ -1,12 +1,11 @@
 """Moves runs: applies events by compare-and-set, does pending work, wakes who waits. No leader: any number of these.
 
-An event is applied to the newest state that this process knows: if it is not the newest of all, the commit fails, or
-what was refused is looked at again. Whoever waits looks at Redis again every second, so that a change made by another
-process, or a lost wake-up, costs a second and nothing more.
+Whoever waits looks at Redis again every second, so that a change made by another process, or a lost wake-up, costs a
+second and nothing more.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from api.errors import ProblemError
 from api.payload import encode_message
 from api.schemas import Position, RunStatus
 from coordinator.blobs import BlobDirectory
+from coordinator.commits import Change, Commits, Messages, Payloads
 from coordinator.entries import position_after, step_header
 from coordinator.events import Aggregated, Averaged, Event, Norm, WorkFailed
 from coordinator.layouts import Layouts
@@ -29,7 +29,7 @@ from coordinator.outer_rounds import Copies, outer_step
 from coordinator.recent import Recent
 from coordinator.records import Region, RunState
 from coordinator.rounds import aggregate_round, read_contribution
-from coordinator.state import AggregateRound, AverageFragment, Job, pending, transition
+from coordinator.state import AggregateRound, AverageFragment, Job, pending
 from coordinator.store import Store
 from coordinator.waiting import reason_of
 
@@ -49,57 +49,35 @@ class Engine:
         self._layouts = layouts
         self._logs = logs
         self._recent = recent
+        self._commits = Commits(store, self._committed)
         self._waiting: dict[str, set[_Waiter]] = {}
         self._assignments_changed = asyncio.Event()
         self._jobs: dict[tuple[str, Job], asyncio.Task[None]] = {}
         self._closing = False
 
     async def apply(
-        self,
-        run: str,
-        event: Event,
-        messages: Mapping[int, Sequence[str]] | None = None,
-        payloads: Mapping[str, bytes] | None = None,
+        self, run: str, event: Event, messages: Messages | None = None, payloads: Payloads | None = None
     ) -> RunState:
-        """The run's state after `event`, committed; a lost race is run again.
+        """The run's state after `event`, committed with what else `Change` says; a lost race is run again."""
+        return await self._commits.apply(run, Change(event, messages or {}, payloads or {}))
 
-        Args:
-            messages: digests of the messages of an entry that this event appends, by its seq.
-            payloads: by digest, what is to be stored in the same commit, because the new state refers to it.
-        """
-        before, newest = self._store.seen(run), False
-        while True:
-            if before is None:
-                before, newest = await self._store.load(run), True
-            try:
-                after = transition(before.state, event, await self._store.now())
-            except ProblemError:
-                if newest:
-                    raise
-                before = None
-                continue
-            if after.state != before.state:
-                if await self._store.commit(before, after, messages, payloads):
-                    self._wake(after.state, agents=_assignments(after.state) != _assignments(before.state))
-                    break
-            elif newest:
-                break
-            before = None
-        if after.state.status is not before.state.status:
-            because = {"because": after.state.ended_because} if after.state.ended_because else {}
-            log.info("run", run=run, status=str(after.state.status), **because)
-        _log_members(before.state, after.state)
-        self.work(after.state)
-        return after.state
+    def _committed(self, before: RunState, after: RunState) -> None:
+        if after != before:
+            self._wake(after, agents=_assignments(after) != _assignments(before))
+        if after.status is not before.status:
+            because = {"because": after.ended_because} if after.ended_because else {}
+            log.info("run", run=after.id, status=str(after.status), **because)
+        _log_members(before, after)
+        self.work(after)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     async def wait(
-        self, run: str, done: Callable[[RunState], bool], seconds: float, known: RunState | None = None
+        self, run: str, done: Callable[[RunState], bool], seconds: float, *, just_seen: bool = False
     ) -> RunState:
         """The run's state once `done` holds, or after `seconds`.
 
-        `known` is what the caller has just seen, if it has.
+        `just_seen`: the caller has read or written it, so that there is no need to look at Redis at first.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -108,7 +86,8 @@ class Engine:
             waiters = self._waiting.setdefault(run, set())
             waiters.add(waiter)
             try:
-                state, known = known or (await self._store.load(run)).state, None
+                seen, just_seen = self._store.seen(run) if just_seen else None, False
+                state = (seen or await self._store.load(run)).state
                 remaining = deadline - loop.time()
                 if done(state) or remaining <= 0 or self._closing:
                     return state

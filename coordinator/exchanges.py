@@ -96,7 +96,7 @@ class Exchanges:
         if seen is None or not_yet(seen.state):
             await self._engine.wait(run, lambda state: not not_yet(state), wait)
         try:
-            state = await self._engine.apply(run, event, payloads=payloads)
+            await self._engine.apply(run, event, payloads=payloads)
         except ConflictError as error:
             state = (await self._store.load(run)).state
             if error.code == "round_not_open" and not_yet(state):
@@ -107,15 +107,15 @@ class Exchanges:
             if error.code == "closed_without_you" and _closed(state, event.region, event.step):
                 return await self._answer_closed(run, event.region, event.step, event.site, digest)
             raise
-        return await self._await_update(run, event.region, event.step, max(deadline - loop.time(), 0.0), state)
+        return await self._await_update(run, event.region, event.step, max(deadline - loop.time(), 0.0))
 
-    async def _await_update(
-        self, run: str, region: str, step: int, wait: float, known: RunState, part: int = 0
-    ) -> Answer:
+    async def _await_update(self, run: str, region: str, step: int, wait: float, part: int = 0) -> Answer:
+        """For callers that have just seen the run's state."""
+
         def over(state: RunState) -> bool:
             return _closed(state, region, step) or not state.going_on
 
-        state = await self._engine.wait(run, over, wait, known)
+        state = await self._engine.wait(run, over, wait, just_seen=True)
         if not _closed(state, region, step):
             if state.status.terminal or state.status is RunStatus.STOPPING:
                 raise GoneError("run_ended", f"run {run} is {state.status}: {state.ended_because}")
@@ -150,7 +150,7 @@ class Exchanges:
         _known_region(state, region)
         if step > state.spec.steps:
             raise NotFoundError("step_not_found", f"run {run} has {state.spec.steps} steps: there is no step {step}")
-        return await self._await_update(run, region, step, wait, state, part)
+        return await self._await_update(run, region, step, wait, part)
 
     # --- the log ------------------------------------------------------------------------------------------------------
 

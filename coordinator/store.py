@@ -265,7 +265,8 @@ class Store:
             arguments.append(body)
         if not await self._commit(keys=keys, args=arguments):
             return False
-        self._see(committed)
+        if self.seen(state.id) in (before, None):  # or else somebody has read a newer one meanwhile
+            self._see(committed)
         return True
 
     async def delete_run(self, run: Versioned) -> bool:
