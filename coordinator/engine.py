@@ -5,6 +5,7 @@ second and nothing more.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
-from coordinator.recent import Recent
+from coordinator.recent import Recent, Update
 from coordinator.records import Region, RunState
 from coordinator.rounds import aggregate_round, read_contribution
 from coordinator.state import AggregateRound, AverageFragment, Job, pending
@@ -170,12 +171,17 @@ class Engine:
                 await self._missing(state.id, job, site)
                 return
             contributions[site] = contribution
+        started = time.perf_counter()
         made = await asyncio.to_thread(_entry, state, region, contributions, layout)
+        aggregated = time.perf_counter()
         digest, payloads = await self._logs.kept_or_carried(state.id, made.message)
         event = Aggregated(job.region, job.step, made.parts, made.norms)
         after = await self.apply(state.id, event, {made.position.seq: [digest]}, payloads)
         if after.regions[job.region].head == made.position:
-            self._recent.updates.put((state.id, job.region, job.step, 0), made.message, len(made.message))
+            ready = time.perf_counter()
+            timing = {"aggregate": (aggregated - started) * 1e3, "close": (ready - aggregated) * 1e3}
+            update = Update(made.message, digest, timing, ready)
+            self._recent.updates.put((state.id, job.region, job.step, 0), update, len(made.message))
         for sent in region.round.contributions.values():
             self._recent.contributions.drop((state.id, sent.digest))
 

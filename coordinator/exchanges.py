@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
@@ -28,7 +29,7 @@ _T = TypeVar("_T")
 _PAGE = 500
 """Entries in one page of the log."""
 _SMALL = 1 << 18
-"""Bytes of a contribution that is read within a millisecond: a thread would take longer to ask than to read it."""
+"""Bytes of a contribution that is read within a millisecond, sooner than a thread is asked, and stored as quickly."""
 _REASON = 500
 """Characters of the reason for which a contribution was refused."""
 
@@ -56,6 +57,7 @@ class Exchanges:
         if _closed(state, region, step):
             return await self._answer_closed(run, region, step, site, digest)
         layout, optimizer = await self._layouts.of(state), state.spec.optimizer
+        started = time.perf_counter()
         in_place = _in_place if len(body) <= _SMALL else asyncio.to_thread
         header, arrays = await in_place(read_header, body, layout, optimizer)
         _same_place(header, run=run, region=region, step=step, site=site, part=part)
@@ -66,10 +68,16 @@ class Exchanges:
             with suppress(ConflictError):
                 await self._engine.apply(run, Refused(site, attempt, region, step, header.position, reason))
             raise
+        validate = (time.perf_counter() - started) * 1e3
         self._recent.contributions.put((run, digest), update, bytes_of(update))
         sent = Sent(digest=digest, tokens=header.tokens)
         event = Contributed(site, attempt, region, step, header.position, sent)
-        return await self._take_in(run, event, {digest: body}, wait)
+        if len(body) > _SMALL:  # not in the commit, for which others wait
+            await self._store.put_payload(run, digest, body)
+            answer = await self._take_in(run, event, digest, {}, wait)
+        else:
+            answer = await self._take_in(run, event, digest, {digest: body}, wait)
+        return answer.timed(validate=validate)
 
     async def abstain(
         self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
@@ -78,13 +86,12 @@ class Exchanges:
         if _closed(state, region, step):
             return await self._answer_closed(run, region, step, site, None)
         event = Abstained(site, attempt, region, step, abstention.position, abstention.reason)
-        return await self._take_in(run, event, {}, wait)
+        return await self._take_in(run, event, None, {}, wait)
 
     async def _take_in(
-        self, run: str, event: Contributed | Abstained, payloads: Mapping[str, bytes], wait: float
+        self, run: str, event: Contributed | Abstained, digest: str | None, payloads: Mapping[str, bytes], wait: float
     ) -> Answer:
         """The update, once the round is closed. A round that is next and not open yet is waited for, too (A16)."""
-        digest = next(iter(payloads), None)
 
         def not_yet(state: RunState) -> bool:
             region = state.regions[event.region]
@@ -96,7 +103,9 @@ class Exchanges:
         if seen is None or not_yet(seen.state):
             await self._engine.wait(run, lambda state: not not_yet(state), wait)
         try:
+            started = time.perf_counter()
             await self._engine.apply(run, event, payloads=payloads)
+            commit = (time.perf_counter() - started) * 1e3
         except ConflictError as error:
             state = (await self._store.load(run)).state
             if error.code == "round_not_open" and not_yet(state):
@@ -107,7 +116,8 @@ class Exchanges:
             if error.code == "closed_without_you" and _closed(state, event.region, event.step):
                 return await self._answer_closed(run, event.region, event.step, event.site, digest)
             raise
-        return await self._await_update(run, event.region, event.step, max(deadline - loop.time(), 0.0))
+        answer = await self._await_update(run, event.region, event.step, max(deadline - loop.time(), 0.0))
+        return answer.timed(commit=commit)
 
     async def _await_update(self, run: str, region: str, step: int, wait: float, part: int = 0) -> Answer:
         """For callers that have just seen the run's state."""
@@ -120,8 +130,9 @@ class Exchanges:
             if state.status.terminal or state.status is RunStatus.STOPPING:
                 raise GoneError("run_ended", f"run {run} is {state.status}: {state.ended_because}")
             return Answer(None, waiting_for(state))
-        if (message := self._recent.updates.get((run, region, step, part))) is not None:
-            return Answer(message)
+        if (update := self._recent.updates.get((run, region, step, part))) is not None:
+            answer = Answer(update.message, sha256=update.sha256, timing=update.timing)
+            return answer.timed(answer=(time.perf_counter() - update.ready) * 1e3)
         seq = await self._logs.seq_of_step(run, region, step)
         if seq is None:
             raise _skipped(region, step)

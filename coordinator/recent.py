@@ -1,12 +1,13 @@
 """What this process has read or made of late, so that it need not read it again. Nothing relies on it being there."""
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from algorithms.updates import SparseUpdate
 
-__all__ = ["Bounded", "Recent", "bytes_of"]
+__all__ = ["Bounded", "Recent", "Update", "bytes_of"]
 
 _CONTRIBUTIONS = 64 << 20
 _UPDATES = 16 << 20
@@ -42,6 +43,17 @@ class Bounded(Generic[_K, _V]):
             self._total -= found[1]
 
 
+@dataclass(frozen=True)
+class Update:
+    """The message of a step entry, its SHA-256, and the milliseconds that went into it, by what was done."""
+
+    message: bytes
+    sha256: str
+    timing: Mapping[str, float]
+    ready: float
+    """When it was committed, by `time.perf_counter`."""
+
+
 class Recent:
     """Attributes:
     contributions: validated, of rounds that are not aggregated, by run and digest of the message.
@@ -50,7 +62,7 @@ class Recent:
 
     def __init__(self) -> None:
         self.contributions: Bounded[tuple[str, str], SparseUpdate] = Bounded(_CONTRIBUTIONS)
-        self.updates: Bounded[tuple[str, str, int, int], bytes] = Bounded(_UPDATES)
+        self.updates: Bounded[tuple[str, str, int, int], Update] = Bounded(_UPDATES)
 
 
 def bytes_of(update: SparseUpdate) -> int:

@@ -57,11 +57,11 @@ redis.call('SREM', 'active', ARGV[2])
 return 1
 """
 
-# ARGV: a payload and its lifetime in seconds, which begins anew unless a committed state refers to the payload.
+# ARGV: the lifetime of a payload in seconds, which begins anew unless a committed state refers to it. Answers whether
+# it is there.
 _KEEP = """
-if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'EX', ARGV[2]) and redis.call('TTL', KEYS[1]) >= 0 then
-  redis.call('EXPIRE', KEYS[1], ARGV[2])
-end
+if redis.call('TTL', KEYS[1]) >= 0 then redis.call('EXPIRE', KEYS[1], ARGV[1]) end
+return redis.call('EXISTS', KEYS[1])
 """
 
 # KEYS: last tick, leases. ARGV: interval and length of a lease in ms. After an outage all leases shift by its length
@@ -291,7 +291,10 @@ class Store:
 
     async def put_payload(self, run: str, digest: str, body: bytes) -> None:
         """Kept for good only once a committed state refers to it (A5)."""
-        await self._keep(keys=[_payload(run, digest)], args=[body, _ORPHAN_S])
+        name = _payload(run, digest)
+        while not await self._redis.set(name, body, nx=True, ex=_ORPHAN_S):
+            if await self._keep(keys=[name], args=[_ORPHAN_S]):
+                break
 
     async def payload(self, run: str, digest: str) -> bytes | None:
         body: bytes | None = await self._redis.get(_payload(run, digest))
