@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 import uvicorn
+import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 from redis.exceptions import RedisError
@@ -52,7 +53,7 @@ def _run(settings: Settings) -> None:
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)
         embedded = None if settings.redis_url else stack.enter_context(EmbeddedRedis(settings.data_dir))
-        asyncio.run(_serve(settings, embedded, listener))
+        uvloop.run(_serve(settings, embedded, listener))
 
 
 def _listen(host: str, port: int) -> socket.socket:

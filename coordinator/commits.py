@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import structlog
 
@@ -88,30 +89,24 @@ class Commits:
         while True:
             if before is None:
                 before, newest = await self._store.load(run), True
-            now = await self._store.now()
-            done, outcomes = Transition(before.state), list[RunState | ProblemError]()
-            for asked in together:
-                try:
-                    done = done.then(transition(done.state, asked.change.event, now))
-                    outcomes.append(done.state)
-                except ProblemError as error:
-                    outcomes.append(error)
+            done, refusals = _applied(before.state, together, await self._store.now())
+            taken = [asked.change for asked in together if asked not in refusals]
             changed = done.state != before.state
-            if await self._stored(before, done, together) if changed else newest:
+            if await self._stored(before, done, taken) if changed else newest:
                 break
             before = None
-        for asked, outcome in zip(together, outcomes, strict=True):
-            if isinstance(outcome, ProblemError):
-                _refuse(asked, outcome)
+        for asked in together:
+            if asked in refusals:
+                _refuse(asked, refusals[asked])
             elif not asked.answer.done():
                 asked.answer.set_result(done.state)
         self._committed(before.state, done.state)
 
-    async def _stored(self, before: Versioned, done: Transition, together: list[_Asked]) -> bool:
+    async def _stored(self, before: Versioned, done: Transition, taken: list[Change]) -> bool:
         messages, payloads = dict[int, Sequence[str]](), dict[str, bytes]()
-        for asked in together:
-            messages.update(asked.change.messages)
-            payloads.update(asked.change.payloads)
+        for change in taken:
+            messages.update(change.messages)
+            payloads.update(change.payloads)
         return await self._store.commit(before, done, messages, payloads)
 
 
@@ -121,6 +116,17 @@ def _together(queue: deque[_Asked]) -> list[_Asked]:
     while queue and isinstance(together[-1].change.event, Answer) and isinstance(queue[0].change.event, Answer):
         together.append(queue.popleft())
     return together
+
+
+def _applied(state: RunState, together: list[_Asked], now: datetime) -> tuple[Transition, dict[_Asked, ProblemError]]:
+    """What all of them together change, and those that are refused."""
+    done, refusals = Transition(state), dict[_Asked, ProblemError]()
+    for asked in together:
+        try:
+            done = done.then(transition(done.state, asked.change.event, now))
+        except ProblemError as error:
+            refusals[asked] = error
+    return done, refusals
 
 
 def _refuse(asked: _Asked, error: Exception) -> None:
