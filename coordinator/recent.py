@@ -10,7 +10,7 @@ from algorithms.updates import SparseUpdate
 __all__ = ["Bounded", "Recent", "Update", "bytes_of"]
 
 _CONTRIBUTIONS = 64 << 20
-_UPDATES = 16 << 20
+_UPDATES = 32 << 20
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
