@@ -10,16 +10,16 @@ def test_updates_are_applied_one_step_late(coordinator: LiveCoordinator, tmp_pat
     """Sites of one and of two ranks; steps 4 and 8 are followed by an outer round, before which nothing overlaps."""
     agents = Agents(coordinator, tmp_path)
     try:
-        agents.start("eel", "west")
-        agents.start("fox", "west", ranks=2)
+        agents.start("kea", "west")
+        agents.start("lynx", "west", ranks=2)
         outer, rounds = {"every": 4, "lr": 1, "momentum": 0}, {"overlap": True}
-        run = agents.run("linear", ["eel", "fox"], tmp_path, {"size": [70, 90]}, steps=8, outer=outer, rounds=rounds)
+        run = agents.run("linear", ["kea", "lynx"], tmp_path, {"size": [70, 90]}, steps=8, outer=outer, rounds=rounds)
         run = agents.end(run)
         assert run.status == "succeeded", run.reason
         start, end = replayed(agents.client, run, "west")
         assert {member.digest for member in run.members} == {digest_of(end)}
         assert len(set(contributors(agents, run.id))) == 1
-        for rank in ("eel-0", "fox-0", "fox-1"):
+        for rank in ("kea-0", "lynx-0", "lynx-1"):
             digests = (tmp_path / f"digests-{rank}").read_text().split()
             before = [digest_of(start), *digests]
             same = [step for step in range(1, 9) if before[step] == before[step - 1]]

@@ -32,7 +32,8 @@ EXIT_S = 5.0
 
 
 def pid_of(live, name):
-    return int((live.directory / "redis" / f"{name}.pid").read_text())
+    path = live.directory / "redis" / f"{name}.pid"
+    return int(wait_until(path.read_text, f"{path} to be written"))
 
 
 def alive(pid):

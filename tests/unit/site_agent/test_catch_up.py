@@ -1,5 +1,6 @@
 """What brings a site to the head of the log, and what it owes there: against a log that is written here."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -171,22 +172,22 @@ class Coordinator:
         self.forgets -= 1
         return Answer(None, accepted=False) if self.forgets >= 0 else Answer(b"entry")
 
-    def answer(self) -> bytes:
+    def answer(self, folder: Path) -> bytes:
         there: Any = self
         ranks: Any = OneRank()
-        exchange = Exchange(SPEC, SESSION, ranks, there, Stop())
+        exchange = Exchange(SPEC, SESSION.model_copy(update={"folder": folder}), ranks, there, Stop())
         exchange.attach(cast(Any, SimpleNamespace(step=4, position=HEAD)))
         return exchange._answered([b"one", b"two", b"three"])
 
 
-def test_only_the_last_part_waits_and_all_are_sent_again_if_some_are_missing() -> None:
+def test_only_the_last_part_waits_and_all_are_sent_again_if_some_are_missing(tmp_path: Path) -> None:
     parts = [(0, b"one", 0.0), (1, b"two", 0.0), (2, b"three", 25.0)]
     coordinator = Coordinator()
-    assert (coordinator.answer(), coordinator.parts) == (b"entry", parts)
+    assert (coordinator.answer(tmp_path), coordinator.parts) == (b"entry", parts)
     coordinator = Coordinator(forgets=1)
-    assert (coordinator.answer(), coordinator.parts) == (b"entry", parts * 2)
+    assert (coordinator.answer(tmp_path), coordinator.parts) == (b"entry", parts * 2)
     coordinator = Coordinator(closes_at=1)
-    assert (coordinator.answer(), coordinator.parts) == (b"closed", parts[:2])
+    assert (coordinator.answer(tmp_path), coordinator.parts) == (b"closed", parts[:2])
 
 
 @pytest.mark.parametrize(
