@@ -119,7 +119,8 @@ class Exchanges:
             if state.status.terminal or state.status is RunStatus.STOPPING:
                 raise GoneError("run_ended", f"run {run} is {state.status}: {state.ended_because}")
             return Answer(None, waiting_for(state))
-        if (update := self._recent.updates.get((run, region, step, part))) is not None:
+        update = self._recent.updates.get((run, region, step, part))
+        if update is not None and step == state.regions[region].step:  # an older one may be trimmed meanwhile
             answer = Answer(update.message, sha256=update.sha256, timing=update.timing)
             return answer.timed(answer=(time.perf_counter() - update.ready) * 1e3)
         seq = await self._logs.seq_of_step(run, region, step)
