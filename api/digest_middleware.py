@@ -80,6 +80,8 @@ class _Answer:
         if head is not None:
             body = message.get("body", b"")
             if body and not message.get("more_body", False):
-                MutableHeaders(scope=head).setdefault(FIELD, content_digest(body))
+                headers = MutableHeaders(scope=head)
+                if FIELD not in headers:
+                    headers[FIELD] = content_digest(body)
             await self._send(head)
         await self._send(message)

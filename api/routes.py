@@ -1,5 +1,6 @@
 """The routes: who may ask, what is read, which status is answered. Everything else is the service's."""
 
+import time
 from importlib.metadata import version
 from typing import Annotated, Literal
 
@@ -249,7 +250,10 @@ async def report_final(
 
 def _answer(answer: Answer, waiting_status: Literal[202, 204]) -> Response:
     if answer.message is not None:
-        return Response(answer.message, media_type=MEDIA_TYPE)
+        headers = {"Server-Timing": ", ".join(f"{name};dur={ms:.3f}" for name, ms in answer.timing.items())}
+        if answer.sha256 is not None:
+            headers[FIELD] = content_digest_of(bytes.fromhex(answer.sha256))
+        return Response(answer.message, media_type=MEDIA_TYPE, headers=headers)
     if waiting_status == 204:
         return Response(status_code=204)
     accepted = {"Isthmus-Accepted": "true" if answer.accepted else "false"}
@@ -271,9 +275,12 @@ async def contribute(
 ) -> Response:
     if request.headers.get("content-type") != MEDIA_TYPE:
         raise UnsupportedMediaError("media_type", f"a contribution is {MEDIA_TYPE}; set Content-Type to that")
+    started = time.perf_counter()
     body = await request.body()
+    receive = (time.perf_counter() - started) * 1e3
     place = (run, region, step, site, _attempt(caller))
-    return _answer(await service.contribute(*place, part, body, min(wait, MAX_WAIT_S)), 202)
+    answer = await service.contribute(*place, part, body, min(wait, MAX_WAIT_S))
+    return _answer(answer.timed(receive=receive), 202)
 
 
 @v1.put("/runs/{run}/regions/{region}/steps/{step}/abstentions/{site}")

@@ -1,7 +1,7 @@
 """What the app needs of a coordinator. The app knows HTTP; the service knows runs; neither knows the other's."""
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from api import schemas
@@ -34,12 +34,20 @@ class Principal:
 class Answer:
     """The round's entry as one message, or the reason why there is none yet.
 
-    `accepted` is false if what the site has sent is not kept, because its round is not open yet: it sends it again.
+    Attributes:
+        accepted: false if what the site has sent is not kept, because its round is not open yet: it sends it again.
+        sha256: of the message, in hexadecimal, if it is known.
+        timing: milliseconds that went into this answer, by what was done.
     """
 
     message: bytes | None
     waiting_for: str = ""
     accepted: bool = True
+    sha256: str | None = None
+    timing: Mapping[str, float] = field(default_factory=dict)
+
+    def timed(self, **milliseconds: float) -> "Answer":
+        return replace(self, timing={**self.timing, **milliseconds})
 
 
 class Access(Protocol):

@@ -3,7 +3,9 @@
 import asyncio
 import io
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,20 +13,25 @@ from numpy.typing import NDArray
 
 from algorithms.codec import digest_arrays
 from algorithms.layout import ParameterLayout
+from algorithms.updates import SparseUpdate
 from api.payload import decode_message, encode_message
-from coordinator.entries import Header, step_header
+from api.schemas import Position
+from coordinator.entries import Header, position_after, step_header
 from coordinator.events import Aggregated
 from coordinator.logs import Logs
-from coordinator.records import RunState
+from coordinator.recent import Recent
+from coordinator.records import RunState, Sent
 from coordinator.rounds import aggregate_part, norms_of, parts_of
 from coordinator.store import Store
 
-__all__ = ["LostContributionError", "aggregate_round"]
+__all__ = ["LostContributionError", "Made", "aggregate_round"]
 
 _IN_MEMORY = 16 << 20
 """Bytes of an update that wait in memory for its header; more of them wait in a file."""
 
 Arrays = dict[str, NDArray[Any]]
+Part = dict[str, SparseUpdate | bytes]
+"""By site."""
 
 
 class LostContributionError(Exception):
@@ -35,38 +42,74 @@ class LostContributionError(Exception):
         self.site = site
 
 
+@dataclass(frozen=True)
+class Made:
+    """What closes a round.
+
+    Attributes:
+        position: of its entry.
+        digests: of the messages of its parts; those in `payloads` are to be stored by the commit, the others are.
+        first: the message of part 0; nothing if the entry has no arrays.
+        milliseconds: that the arithmetic took.
+    """
+
+    event: Aggregated
+    position: Position
+    digests: Sequence[str]
+    payloads: Mapping[str, bytes]
+    first: bytes
+    milliseconds: float
+
+
 async def aggregate_round(
-    state: RunState, name: str, layout: ParameterLayout, store: Store, logs: Logs
-) -> tuple[Aggregated, dict[int, Sequence[str]]]:
-    """What has come of a region's frozen round, and the digests of the stored messages of its entry by seq.
+    state: RunState, name: str, layout: ParameterLayout, store: Store, logs: Logs, recent: Recent
+) -> Made:
+    """What has come of a region's frozen round.
 
     Raises:
         LostContributionError: a contribution that the round lists is not in the store.
     """
     region = state.regions[name]
     assert region.round is not None
+    started = time.perf_counter()
     sent, optimizer = region.round.contributions, state.spec.optimizer
     norms = norms_of(sent, optimizer)
     halvings = {site: norm.halvings for site, norm in norms.items()}
+    tokens = {site: one.tokens for site, one in sent.items()}
     with _Spool() as spool:
         for number, chunks in enumerate(parts_of(layout, optimizer, state.spec.part_bytes)):
-            bodies = {}
-            for site, one in sorted(sent.items()):
-                body = await store.payload(state.id, one.parts[number])
-                if body is None:
-                    raise LostContributionError(site)
-                bodies[site] = body
+            part = await _part(state.id, sent, number, store, recent)
 
-            def work(bodies: Mapping[str, bytes] = bodies, chunks: range = chunks) -> None:
-                spool.append(aggregate_part(bodies, layout, optimizer, chunks, halvings))
+            def work(part: Part = part, chunks: range = chunks) -> None:
+                spool.append(aggregate_part(part, tokens, layout, optimizer, chunks, halvings))
 
             await asyncio.to_thread(work)
         header = step_header(state, region, tuple(spool.digests), norms)
-        digests = []
+        first, digests, payloads = b"", list[str](), dict[str, bytes]()
         for number in range(len(spool.digests)):
             message = await asyncio.to_thread(spool.message, number, header)
-            digests.append(await logs.keep(state.id, message))
-    return Aggregated(name, region.round.step, tuple(header["parts"]), norms), {header["seq"]: digests}
+            first = first or message
+            if len(spool.digests) == 1:
+                digest, payloads = await logs.kept_or_carried(state.id, message)
+            else:
+                digest = await logs.keep(state.id, message)
+            digests.append(digest)
+    event = Aggregated(name, region.round.step, tuple(header["parts"]), norms)
+    milliseconds = (time.perf_counter() - started) * 1e3
+    return Made(event, position_after(header), digests, payloads, first, milliseconds)
+
+
+async def _part(run: str, sent: Mapping[str, Sent], number: int, store: Store, recent: Recent) -> Part:
+    """One part of every contribution: as it was validated on arrival, or read again from the store."""
+    found: Part = {}
+    for site, one in sorted(sent.items()):
+        digest = one.parts[number]
+        known = recent.contributions.get((run, digest)) or await store.payload(run, digest)
+        if known is None:
+            raise LostContributionError(site)
+        recent.contributions.drop((run, digest))
+        found[site] = known
+    return found
 
 
 class _Spool:

@@ -5,8 +5,10 @@ so that a wake-up that is lost costs a second and nothing more.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -15,14 +17,16 @@ from algorithms.layout import ParameterLayout
 from api.errors import ProblemError
 from coordinator.aggregation import LostContributionError, aggregate_round
 from coordinator.blobs import BlobDirectory
+from coordinator.commits import Change, Commits, Messages, Payloads
 from coordinator.events import Averaged, Event, WorkFailed
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
-from coordinator.news import concern_agents
+from coordinator.news import News, concern_agents
 from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
+from coordinator.recent import Recent, Update
 from coordinator.records import RunState
-from coordinator.state import AggregateRound, AverageFragment, Job, pending, transition
+from coordinator.state import AggregateRound, AverageFragment, Job, pending
 from coordinator.store import Store
 from coordinator.waiting import reason_of
 
@@ -36,50 +40,62 @@ log = structlog.get_logger()
 class Engine:
     """The shell around `coordinator.state`."""
 
-    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, logs: Logs) -> None:
+    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, logs: Logs, recent: Recent) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
         self._logs = logs
-        self._changed: dict[str, asyncio.Event] = {}
+        self._recent = recent
+        self._commits = Commits(store, self._committed)
+        self._waiting: dict[str, set[_Waiter]] = {}
         self._assignments_changed = asyncio.Event()
         self._jobs: dict[tuple[str, Job], asyncio.Task[None]] = {}
         self._closing = False
 
-    async def apply(self, run: str, event: Event, messages: Mapping[int, Sequence[str]] | None = None) -> RunState:
-        """The run's state after `event`, committed; a lost race is run again.
+    async def apply(
+        self, run: str, event: Event, messages: Messages | None = None, payloads: Payloads | None = None
+    ) -> RunState:
+        """The run's state after `event`, committed with what else `Change` says; a lost race is run again."""
+        return await self._commits.apply(run, Change(event, messages or {}, payloads or {}))
 
-        Args:
-            messages: digests of the messages of an entry that this event appends, by its seq.
-        """
-        while True:
-            before = await self._store.load(run)
-            after = transition(before.state, event, await self._store.now())
-            if after.state == before.state:
-                break
-            if await self._store.commit(before, after, messages):
-                self._wake(run, agents=concern_agents(before.state, after.state))
-                break
-        if after.state.status is not before.state.status:
-            because = {"because": after.state.ended_because} if after.state.ended_because else {}
-            log.info("run", run=run, status=str(after.state.status), **because)
-        _log_members(before.state, after.state)
-        self.work(after.state)
-        return after.state
+    def _committed(self, before: RunState, after: RunState) -> None:
+        if after != before:
+            self._wake(after, agents=concern_agents(before, after))
+        if after.status is not before.status:
+            because = {"because": after.ended_because} if after.ended_because else {}
+            log.info("run", run=after.id, status=str(after.status), **because)
+        _log_members(before, after)
+        self.work(after)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
-    async def wait(self, run: str, done: Callable[[RunState], bool], seconds: float) -> RunState:
-        """The run's state once `done` holds, or after `seconds`."""
+    async def wait(
+        self, run: str, done: Callable[[RunState], bool], seconds: float, *, just_seen: bool = False
+    ) -> RunState:
+        """The run's state once `done` holds, or after `seconds`.
+
+        `just_seen`: the caller has read or written it, so that there is no need to look at Redis at first.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while True:
-            changed = self._changed.setdefault(run, asyncio.Event())
-            state = (await self._store.load(run)).state
-            remaining = deadline - loop.time()
-            if done(state) or remaining <= 0 or self._closing:
-                return state
-            await _wait_for(changed, min(remaining, RECHECK_S))
+            waiter = _Waiter(done, loop.create_future())
+            waiters = self._waiting.setdefault(run, set())
+            waiters.add(waiter)
+            try:
+                seen, just_seen = self._store.seen(run) if just_seen else None, False
+                state = (seen or await self._store.load(run)).state
+                remaining = deadline - loop.time()
+                if done(state) or remaining <= 0 or self._closing:
+                    return state
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(remaining, RECHECK_S)):
+                        if (found := await waiter.woken) is not None:
+                            return found
+            finally:
+                waiters.discard(waiter)
+                if not waiters:
+                    self._waiting.pop(run, None)
 
     async def wait_for_assignments(self, seconds: float) -> None:
         """Until there is news for agents in some run, at most a second."""
@@ -88,21 +104,32 @@ class Engine:
 
     async def listen(self) -> None:
         """Wakes for commits of other processes, for ever."""
-        await self._store.listen(lambda news: self._wake(news.run, agents=news.agents))
+        await self._store.listen(self._hear)
 
-    def _wake(self, run: str, *, agents: bool) -> None:
-        if (changed := self._changed.pop(run, None)) is not None:
-            changed.set()
+    def _hear(self, news: News) -> None:
+        self._store.forget(news.run)
+        for waiter in self._waiting.get(news.run, ()):
+            waiter.wake(None)
+        if news.agents:
+            self._wake_agents()
+
+    def _wake(self, state: RunState, *, agents: bool) -> None:
+        for waiter in self._waiting.get(state.id, ()):
+            if waiter.done(state):
+                waiter.wake(state)
         if agents:
-            self._assignments_changed.set()
-            self._assignments_changed = asyncio.Event()
+            self._wake_agents()
+
+    def _wake_agents(self) -> None:
+        self._assignments_changed.set()
+        self._assignments_changed = asyncio.Event()
 
     async def close(self) -> None:
         """Answers every open poll and drops unfinished work: whoever ticks next finds it again."""
         self._closing = True
         self._assignments_changed.set()
-        for changed in self._changed.values():
-            changed.set()
+        for waiter in (waiter for waiters in self._waiting.values() for waiter in waiters):
+            waiter.wake(None)
         for task in self._jobs.values():
             task.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
@@ -128,7 +155,7 @@ class Engine:
             log.error("job failed, to be tried again", run=key[0], job=str(key[1]), exc_info=error)
 
     async def _do(self, run: str, job: Job) -> None:
-        state = (await self._store.load(run)).state
+        state = (self._store.seen(run) or await self._store.load(run)).state
         if job not in pending(state):
             return
         try:
@@ -147,11 +174,17 @@ class Engine:
 
     async def _aggregate(self, state: RunState, job: AggregateRound, layout: ParameterLayout) -> None:
         try:
-            event, messages = await aggregate_round(state, job.region, layout, self._store, self._logs)
+            made = await aggregate_round(state, job.region, layout, self._store, self._logs, self._recent)
         except LostContributionError as error:
             await self._missing(state.id, job, error.site)
-        else:
-            await self.apply(state.id, event, messages)
+            return
+        aggregated = time.perf_counter()
+        after = await self.apply(state.id, made.event, {made.position.seq: made.digests}, made.payloads)
+        if made.first and after.regions[job.region].head == made.position:
+            ready = time.perf_counter()
+            timing = {"aggregate": made.milliseconds, "close": (ready - aggregated) * 1e3}
+            update = Update(made.first, made.digests[0], timing, ready)
+            self._recent.updates.put((state.id, job.region, job.step, 0), update, len(made.first))
 
     async def _missing(self, run: str, job: AggregateRound, site: str) -> None:
         """Another process has closed the round meanwhile; or else Redis has lost what it had accepted."""
@@ -174,6 +207,17 @@ class Engine:
         )
         anchor, momentum = await asyncio.to_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
         await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum))
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiter:
+    done: Callable[[RunState], bool]
+    woken: "asyncio.Future[RunState | None]"
+    """The state for which `done` holds; None: look yourself."""
+
+    def wake(self, state: RunState | None) -> None:
+        if not self.woken.done():
+            self.woken.set_result(state)
 
 
 def _log_members(before: RunState, after: RunState) -> None:

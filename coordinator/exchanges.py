@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import time
+from collections.abc import Mapping
 
 from api import schemas
 from api.errors import ConflictError, GoneError, NotFoundError
@@ -9,11 +11,12 @@ from api.payload import contribution_digest
 from api.schemas import RunStatus
 from api.service import Answer
 from coordinator.blobs import BlobDirectory
-from coordinator.contributions import Contributions
+from coordinator.contributions import Complete, Contributions
 from coordinator.engine import Engine
 from coordinator.events import Abstained, Announced, Contributed
 from coordinator.logs import Logs
 from coordinator.quorum import remaining
+from coordinator.recent import Recent
 from coordinator.records import RunState
 from coordinator.store import Store
 from coordinator.waiting import waiting_for
@@ -26,30 +29,40 @@ _PAGE = 500
 
 class Exchanges:
     def __init__(
-        self, store: Store, blobs: BlobDirectory, contributions: Contributions, logs: Logs, engine: Engine
+        self,
+        store: Store,
+        blobs: BlobDirectory,
+        contributions: Contributions,
+        logs: Logs,
+        engine: Engine,
+        recent: Recent,
     ) -> None:
         self._store = store
         self._blobs = blobs
         self._contributions = contributions
         self._logs = logs
         self._engine = engine
+        self._recent = recent
 
     # --- answers of sites ---------------------------------------------------------------------------------------------
 
     async def contribute(
         self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
     ) -> Answer:
-        state = (await self._store.load(run)).state
+        state = (self._store.seen(run) or await self._store.load(run)).state
+        if region not in state.regions or state.layout is None or _closed(state, region, step):
+            state = (await self._store.load(run)).state
         _known_region(state, region)
         last = part == (count := len(await self._contributions.parts(state))) - 1
         if _closed(state, region, step):
             whole = contribution_digest([hashlib.sha256(body).hexdigest()]) if count == 1 else None
             return await self._answer_closed(run, region, step, site, "contributors", whole)
-        event = await self._contributions.take(state, region, step, site, attempt, part, body)
-        if isinstance(event, Contributed):
-            return await self._take_in(run, event, wait if last else 0.0)
+        taken = await self._contributions.take(state, region, step, site, attempt, part, body)
+        if isinstance(taken, Complete):
+            answer = await self._take_in(run, taken.event, wait if last else 0.0, taken.payloads)
+            return answer.timed(validate=taken.validate)
         if last:
-            return Answer(None, f"parts {event} of {count} are missing: send all of them again", accepted=False)
+            return Answer(None, f"parts {taken} of {count} are missing: send all of them again", accepted=False)
         return Answer(None, waiting_for(state))
 
     async def abstain(
@@ -59,9 +72,11 @@ class Exchanges:
         if _closed(state, region, step):
             return await self._answer_closed(run, region, step, site, "abstentions")
         event = Abstained(site, attempt, region, step, abstention.position, abstention.reason)
-        return await self._take_in(run, event, wait)
+        return await self._take_in(run, event, wait, {})
 
-    async def _take_in(self, run: str, event: Contributed | Abstained, wait: float) -> Answer:
+    async def _take_in(
+        self, run: str, event: Contributed | Abstained, wait: float, payloads: Mapping[str, bytes]
+    ) -> Answer:
         """The update, once the round is closed. A round that is next and not open yet is waited for, too (A16)."""
 
         def not_yet(state: RunState) -> bool:
@@ -70,10 +85,15 @@ class Exchanges:
 
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
-        state = await self._engine.wait(run, lambda state: not not_yet(state), wait)
+        seen = self._store.seen(run)
+        if seen is None or not_yet(seen.state):
+            await self._engine.wait(run, lambda state: not not_yet(state), wait)
         try:
-            await self._engine.apply(run, event)
+            started = time.perf_counter()
+            await self._engine.apply(run, event, payloads=payloads)
+            commit = (time.perf_counter() - started) * 1e3
         except ConflictError as error:
+            state = (await self._store.load(run)).state
             if error.code == "round_not_open" and not_yet(state):
                 return Answer(None, waiting_for(state), accepted=False)
             raise
@@ -85,17 +105,24 @@ class Exchanges:
                     return await self._answer_closed(*place, "contributors", event.sent.digest)
                 return await self._answer_closed(*place, "abstentions")
             raise
-        return await self._await_update(run, event.region, event.step, max(deadline - loop.time(), 0.0))
+        answer = await self._await_update(run, event.region, event.step, max(deadline - loop.time(), 0.0))
+        return answer.timed(commit=commit)
 
     async def _await_update(self, run: str, region: str, step: int, wait: float, part: int = 0) -> Answer:
+        """For callers that have just seen the run's state."""
+
         def over(state: RunState) -> bool:
             return _closed(state, region, step) or not state.going_on
 
-        state = await self._engine.wait(run, over, wait)
+        state = await self._engine.wait(run, over, wait, just_seen=True)
         if not _closed(state, region, step):
             if state.status.terminal or state.status is RunStatus.STOPPING:
                 raise GoneError("run_ended", f"run {run} is {state.status}: {state.ended_because}")
             return Answer(None, waiting_for(state))
+        update = self._recent.updates.get((run, region, step, part))
+        if update is not None and step == state.regions[region].step:  # an older one may be trimmed meanwhile
+            answer = Answer(update.message, sha256=update.sha256, timing=update.timing)
+            return answer.timed(answer=(time.perf_counter() - update.ready) * 1e3)
         seq = await self._logs.seq_of_step(run, region, step)
         if seq is None:
             raise _skipped(region, step)

@@ -23,6 +23,8 @@ __all__ = ["Logs"]
 
 IN_REDIS = 8 << 20
 """Bytes of the largest message that goes into a Redis value."""
+IN_COMMIT = 1 << 20
+"""Bytes of the largest message that goes to Redis together with the commit that refers to it."""
 _MESSAGES_KEPT = 16
 """In memory: whoever exchanges asks for the same one."""
 _INDEXES_KEPT = 8
@@ -45,6 +47,13 @@ class Logs:
         digest = hashlib.sha256(message).hexdigest()
         await self._store.put_payload(run, digest, message)
         return digest
+
+    async def kept_or_carried(self, run: str, message: bytes) -> tuple[str, dict[str, bytes]]:
+        """As `keep`; but a small message is for the commit itself to store, by its digest."""
+        if len(message) > IN_COMMIT:
+            return await self.keep(run, message), {}
+        digest = hashlib.sha256(message).hexdigest()
+        return digest, {digest: message}
 
     # --- headers ------------------------------------------------------------------------------------------------------
 

@@ -91,25 +91,32 @@ def norms_of(sent: Mapping[str, Sent], optimizer: OptimizerSpec) -> dict[str, No
 
 
 def aggregate_part(
-    bodies: Mapping[str, bytes],
+    contributions: Mapping[str, SparseUpdate | bytes],
+    tokens: Mapping[str, int],
     layout: ParameterLayout,
     optimizer: OptimizerSpec,
     chunks: range,
     halvings: Mapping[str, int],
 ) -> dict[str, NDArray[Any]]:
-    """The packed arrays of one part of the update.
+    """The packed arrays of one part of the update. All mappings are by site.
 
     Args:
-        bodies: messages of that part by site, already validated when they arrived.
-        halvings: of contributions, by site.
+        contributions: that part of each, or the message that holds it, already validated when it arrived.
+        halvings: of contributions.
     """
-    read = [read_header(bodies[site], layout, optimizer) for site in sorted(bodies)]
+    sites = sorted(contributions)
+
+    def read(one: SparseUpdate | bytes) -> SparseUpdate:
+        if isinstance(one, SparseUpdate):
+            return one
+        return read_update(*read_header(one, layout, optimizer), layout, optimizer, chunks)
+
     update = aggregate(
-        (read_update(header, arrays, layout, optimizer, chunks) for header, arrays in read),
+        (read(contributions[site]) for site in sites),
         layout,
-        [halvings[site] for site in sorted(bodies)],
+        [halvings[site] for site in sites],
         average=optimizer.average,
-        tokens=[header.tokens for header, _ in read],
+        tokens=[tokens[site] for site in sites],
         largest=optimizer.largest,
         chunks=chunks,
     )

@@ -39,6 +39,7 @@ from coordinator.layouts import Layouts, checked_layout, require_same_layout
 from coordinator.logs import Logs
 from coordinator.packing import Packer
 from coordinator.pressure import Pressure
+from coordinator.recent import Recent
 from coordinator.records import RunState, Start
 from coordinator.settings import Settings
 from coordinator.sites import Sites
@@ -62,10 +63,12 @@ class CoordinatorService:
         self._settings = settings
         self._layouts = Layouts(blobs)
         self._logs = Logs(store, blobs)
-        self._engine = Engine(store, blobs, self._layouts, self._logs)
+        recent = Recent()
+        self._engine = Engine(store, blobs, self._layouts, self._logs, recent)
         self._sites = Sites(store, self._engine, settings)
-        contributions = Contributions(store, self._layouts, self._engine, Pressure(store, settings.redis_budget_mb))
-        self._exchanges = Exchanges(store, blobs, contributions, self._logs, self._engine)
+        pressure = Pressure(store, settings.redis_budget_mb)
+        contributions = Contributions(store, self._layouts, self._engine, pressure, recent)
+        self._exchanges = Exchanges(store, blobs, contributions, self._logs, self._engine, recent)
         self._packer = Packer(store, blobs, settings)
         self._ticked = self._outage_s = 0.0
 

@@ -24,6 +24,8 @@ class Sites:
         self._store = store
         self._engine = engine
         self._settings = settings
+        self._heard: dict[str, datetime] = {}
+        """When the lease of a site was last renewed because of its ranks."""
 
     # --- registration -------------------------------------------------------------------------------------------------
 
@@ -142,9 +144,16 @@ class Sites:
                 await self._engine.apply(state.id, gone)
 
     async def heard(self, name: str) -> None:
-        """The site's ranks have sent something: it is there, whatever its agent does."""
-        until = await self._store.now() + timedelta(seconds=self._settings.lease_s)
-        await self._store.renew_lease(name, until, if_there=True)
+        """The site's ranks have sent something: it is there, whatever its agent does.
+
+        A lease of which hardly anything is gone is left alone.
+        """
+        now = await self._store.now()
+        last = self._heard.get(name)
+        if last is not None and now - last < timedelta(seconds=self._settings.lease_s / 20):
+            return
+        await self._store.renew_lease(name, now + timedelta(seconds=self._settings.lease_s), if_there=True)
+        self._heard[name] = now
 
     async def _active(self, name: str) -> list[RunState]:
         return [state for state in await self._store.active() if name in state.members]

@@ -5,9 +5,12 @@ decides anything. Any Redis-compatible server from 6.2 on will do.
 """
 
 import json
+import secrets
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import redis.asyncio
@@ -34,12 +37,17 @@ _ORPHAN_S = 3600
 """Seconds after which a payload that no committed state refers to is dropped."""
 _ENDED_S = 3600
 """Seconds for which ranks may still ask how their run has ended."""
+_STATES_KEPT = 64
+_CLOCK_S = 1.0
+"""Seconds for which Redis TIME is carried on by the clock of this process."""
 
-# KEYS[1]: the run; ARGV: expected version, new state, operations as JSON. Answers 1, or 0 for a lost race.
+# KEYS: the run, and payloads; ARGV: expected version, new version, new state, operations as JSON, the payloads' bytes.
+# Answers 1, or 0 for a lost race.
 _COMMIT = """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'version', ARGV[1] + 1, 'state', ARGV[2])
-for _, operation in ipairs(cjson.decode(ARGV[3])) do redis.call(unpack(operation)) end
+redis.call('HSET', KEYS[1], 'version', ARGV[2], 'state', ARGV[3])
+for number = 2, #KEYS do redis.call('SET', KEYS[number], ARGV[number + 3]) end
+for _, operation in ipairs(cjson.decode(ARGV[4])) do redis.call(unpack(operation)) end
 return 1
 """
 
@@ -63,11 +71,11 @@ redis.call('SREM', 'ended', ARGV[2])
 return 1
 """
 
-# ARGV: a payload and its lifetime in seconds, which begins anew unless a committed state refers to the payload.
+# ARGV: the lifetime of a payload in seconds, which begins anew unless a committed state refers to it. Answers whether
+# it is there.
 _KEEP = """
-if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'EX', ARGV[2]) and redis.call('TTL', KEYS[1]) >= 0 then
-  redis.call('EXPIRE', KEYS[1], ARGV[2])
-end
+if redis.call('TTL', KEYS[1]) >= 0 then redis.call('EXPIRE', KEYS[1], ARGV[1]) end
+return redis.call('EXISTS', KEYS[1])
 """
 
 # KEYS: last tick, leases. ARGV: interval and length of a lease in ms. After an outage all leases shift by its length
@@ -92,10 +100,16 @@ return {math.max(now, last), gap}
 
 @dataclass(frozen=True)
 class Versioned:
-    """A run's state and the version that a commit must find unchanged."""
+    """A run's state and the version that a commit must find unchanged.
+
+    No two states have the same version, not even if Redis has lost the last second and time goes on from there.
+    """
 
     state: RunState
-    version: int
+    version: str
+
+    def next(self, state: RunState) -> "Versioned":
+        return Versioned(state, f"{int(self.version.partition('-')[0]) + 1}-{secrets.token_hex(6)}")
 
 
 class SiteRecord(Record):
@@ -137,6 +151,8 @@ class Store:
         self._keep = self._redis.register_script(_KEEP)
         self._tick = self._redis.register_script(_TICK)
         self.log = LogStore(self._redis)
+        self._states: OrderedDict[str, Versioned] = OrderedDict()
+        self._clock: tuple[float, datetime] | None = None
 
     async def close(self) -> None:
         await self._redis.aclose(close_connection_pool=True)
@@ -166,8 +182,13 @@ class Store:
         return found
 
     async def now(self) -> datetime:
+        """Redis TIME, asked for once a second at most."""
+        if self._clock is not None and (elapsed := time.monotonic() - self._clock[0]) < _CLOCK_S:
+            return self._clock[1] + timedelta(seconds=elapsed)
         seconds, microseconds = await self._redis.time()
-        return datetime.fromtimestamp(seconds + microseconds / 1e6, UTC)
+        now = datetime.fromtimestamp(seconds + microseconds / 1e6, UTC)
+        self._clock = (time.monotonic(), now)
+        return now
 
     async def tick(self, interval_s: float, lease_s: float) -> tuple[datetime, float]:
         """Redis TIME, and the seconds for which nobody had ticked if that was more than two intervals.
@@ -187,13 +208,33 @@ class Store:
         pipe.zadd("runs", {state.id: state.created_at.timestamp()}, nx=True)
         await pipe.execute()
 
+    def seen(self, run: str) -> Versioned | None:
+        """The newest state of the run that this process has read or written; there may be newer ones."""
+        return self._states.get(run)
+
+    def forget(self, run: str) -> None:
+        """Another process has changed it."""
+        self._states.pop(run, None)
+
     async def load(self, run: str) -> Versioned:
+        """The run's state; read and parsed only if it is not the one that was seen last."""
+        seen = self.seen(run)
+        if seen is not None and await self._redis.hget(_run(run), "version") == seen.version.encode():
+            return seen
         version, state = await self._redis.hmget(_run(run), "version", "state")
         if state is None:
+            self._states.pop(run, None)
             raise NotFoundError(
                 "run_not_found", f"there is no run {run!r}; `isthmus run list` shows the runs there are"
             )
-        return Versioned(RunState.model_validate_json(state), int(version))
+        return self._see(Versioned(RunState.model_validate_json(state), version.decode()))
+
+    def _see(self, found: Versioned) -> Versioned:
+        self._states[found.state.id] = found
+        self._states.move_to_end(found.state.id)
+        while len(self._states) > _STATES_KEPT:
+            self._states.popitem(last=False)
+        return found
 
     async def runs(self) -> list[str]:
         """Newest first."""
@@ -212,32 +253,49 @@ class Store:
         return states
 
     async def commit(
-        self, before: Versioned, after: Transition, messages: Mapping[int, Sequence[str]] | None = None
+        self,
+        before: Versioned,
+        after: Transition,
+        messages: Mapping[int, Sequence[str]] | None = None,
+        payloads: Mapping[str, bytes] | None = None,
     ) -> bool:
-        """Replaces the state, unless somebody else did; `messages`: digests of an entry's messages, by seq."""
+        """Replaces the state, unless somebody else did.
+
+        Args:
+            messages: digests of an entry's messages, by seq.
+            payloads: by digest, what the new state or an entry refers to and is not stored yet.
+        """
         state = after.state
         operations: list[list[Any]] = []
         for region, header in after.entries:
             operations += appended(state.id, region, header, (messages or {}).get(header["seq"], ()))
-        payloads, tokens = _contributions(state), _tokens(state)
-        operations += [["DEL", payload_key(state.id, digest)] for digest in _contributions(before.state) - payloads]
-        operations += [["PERSIST", payload_key(state.id, digest)] for digest in payloads - _contributions(before.state)]
+        sent, tokens = _contributions(state), _tokens(state)
+        operations += [["DEL", payload_key(state.id, digest)] for digest in _contributions(before.state) - sent]
+        operations += [["PERSIST", payload_key(state.id, digest)] for digest in sent - _contributions(before.state)]
         operations += [["DEL", token] for token in _tokens(before.state) - tokens]
         operations += [["PERSIST", token] for token in tokens - _tokens(before.state)]
         if state.status.terminal:
             operations += [["SREM", "active", state.id], ended(state.id)]
-            operations += [["DEL", payload_key(state.id, digest)] for digest in payloads]
+            operations += [["DEL", payload_key(state.id, digest)] for digest in sent]
             operations += [["EXPIRE", token, _ENDED_S] for token in tokens]
         elif state.status is not RunStatus.PENDING:
             operations.append(["SADD", "active", state.id])
         if after.outer_round is not None:
             operations.append(["RPUSH", f"outer-rounds:{state.id}", after.outer_round.model_dump_json()])
         operations.append(self._news.publication(state.id, agents=concern_agents(before.state, state)))
-        arguments: list[str | int] = [before.version, state.model_dump_json(), json.dumps(operations)]
-        committed = bool(await self._commit(keys=[_run(state.id)], args=arguments))
-        if committed:
-            await self.arrivals.drop(_closed_arrivals(before.state, state))
-        return committed
+        committed = before.next(state)
+        texts = (before.version, committed.version, state.model_dump_json(), json.dumps(operations))
+        arguments: list[str | bytes] = list(texts)
+        keys = [_run(state.id)]
+        for digest, body in (payloads or {}).items():
+            keys.append(payload_key(state.id, digest))
+            arguments.append(body)
+        if not await self._commit(keys=keys, args=arguments):
+            return False
+        if self.seen(state.id) in (before, None):  # or else somebody has read a newer one meanwhile
+            self._see(committed)
+        await self.arrivals.drop(_closed_arrivals(before.state, state))
+        return True
 
     async def delete_run(self, run: Versioned) -> bool:
         """Unless somebody has changed it."""
@@ -265,7 +323,10 @@ class Store:
 
     async def put_payload(self, run: str, digest: str, body: bytes) -> None:
         """Kept for good only once a committed state refers to it (A5)."""
-        await self._keep(keys=[payload_key(run, digest)], args=[body, _ORPHAN_S])
+        name = payload_key(run, digest)
+        while not await self._redis.set(name, body, nx=True, ex=_ORPHAN_S):
+            if await self._keep(keys=[name], args=[_ORPHAN_S]):
+                break
 
     async def payload(self, run: str, digest: str) -> bytes | None:
         body: bytes | None = await self._redis.get(payload_key(run, digest))

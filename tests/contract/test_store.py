@@ -49,7 +49,7 @@ def test_a_lost_race_changes_nothing(use):
         assert await store.commit(before, Transition(STATE, (("west", header),)))
         assert not await store.commit(before, Transition(STATE, (("west", header),)))
         assert await store.log.headers("run", "west", range(10)) == {0: header}
-        assert (await store.load("run")).version == before.version + 1
+        assert (await store.load("run")).version.startswith("1-")
 
     use(body)
 
