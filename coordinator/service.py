@@ -160,7 +160,8 @@ class CoordinatorService:
                 return await self.run(run)
         now = await self._store.now()
         state = RunState(id=run, spec=spec, created_at=now, since=now)
-        await self._store.create_run(state)
+        if not await self._store.create_run(state, idempotency_key):
+            raise GoneError("run_deleted", f"this Idempotency-Key made run {run}, which was deleted: use a new one")
         return await self.run(run)
 
     async def list_runs(self) -> list[schemas.Run]:

@@ -33,6 +33,8 @@ __all__ = ["SiteRecord", "Store", "Versioned", "unavailable"]
 
 log = structlog.get_logger()
 
+SERIES_POINTS = 20_000
+"""Of one metric of one site, at most."""
 _ORPHAN_S = 3600
 """Seconds after which a payload that no committed state refers to is dropped."""
 _ENDED_S = 3600
@@ -48,6 +50,18 @@ if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'version', ARGV[2], 'state', ARGV[3])
 for number = 2, #KEYS do redis.call('SET', KEYS[number], ARGV[number + 3]) end
 for _, operation in ipairs(cjson.decode(ARGV[4])) do redis.call(unpack(operation)) end
+return 1
+"""
+
+# KEYS: the run, all runs, an idempotency key if there is one. ARGV: state, the run's id, the time. Answers 0 if the key
+# has made a run that is there no more.
+_CREATE = """
+local known = KEYS[3] and redis.call('GET', KEYS[3])
+if known and string.sub(known, -5) == ' made' then return redis.call('EXISTS', KEYS[1]) end
+if known then redis.call('SET', KEYS[3], known .. ' made', 'KEEPTTL') end
+redis.call('HSETNX', KEYS[1], 'version', 0)
+redis.call('HSETNX', KEYS[1], 'state', ARGV[1])
+redis.call('ZADD', KEYS[2], 'NX', ARGV[3], ARGV[2])
 return 1
 """
 
@@ -76,6 +90,31 @@ return 1
 _KEEP = """
 if redis.call('TTL', KEYS[1]) >= 0 then redis.call('EXPIRE', KEYS[1], ARGV[1]) end
 return redis.call('EXISTS', KEYS[1])
+"""
+
+# KEYS: a series. ARGV: how many points it may have. The first of each of at most half as many equal ranges of steps
+# stays, and the last; every second one if that helps too little, since steps go back and forth. The lengths of ranges
+# are powers of two, so that thinning again and again opens no gaps.
+_THIN = """
+local lines, most = redis.call('LRANGE', KEYS[1], 0, -1), tonumber(ARGV[1])
+if #lines <= most then return end
+local function step(line) return tonumber(string.match(line, '%d+')) end
+local first = step(lines[1])
+local width = 1
+while math.abs(step(lines[#lines]) - first) / width > most / 2 do width = width * 2 end
+local kept, range = {}, nil
+for number, line in ipairs(lines) do
+  local own = math.floor((step(line) - first) / width)
+  if own ~= range or number == #lines then table.insert(kept, line) end
+  range = own
+end
+if #kept > most * 3 / 4 then
+  kept = {}
+  for number = 1, #lines - 1, 2 do table.insert(kept, lines[number]) end
+  table.insert(kept, lines[#lines])
+end
+redis.call('DEL', KEYS[1])
+for start = 1, #kept, 1000 do redis.call('RPUSH', KEYS[1], unpack(kept, start, math.min(start + 999, #kept))) end
 """
 
 # KEYS: last tick, leases. ARGV: interval and length of a lease in ms. After an outage all leases shift by its length
@@ -147,8 +186,10 @@ class Store:
         self.tokens = Tokens(self._redis)
         self.audit = AuditLog(self._redis)
         self._commit = self._redis.register_script(_COMMIT)
+        self._create = self._redis.register_script(_CREATE)
         self._delete = self._redis.register_script(_DELETE)
         self._keep = self._redis.register_script(_KEEP)
+        self._thin = self._redis.register_script(_THIN)
         self._tick = self._redis.register_script(_TICK)
         self.log = LogStore(self._redis)
         self._states: OrderedDict[str, Versioned] = OrderedDict()
@@ -200,13 +241,12 @@ class Store:
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    async def create_run(self, state: RunState) -> None:
-        """Nothing happens if the run is there."""
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.hsetnx(_run(state.id), "version", 0)
-        pipe.hsetnx(_run(state.id), "state", state.model_dump_json())
-        pipe.zadd("runs", {state.id: state.created_at.timestamp()}, nx=True)
-        await pipe.execute()
+    async def create_run(self, state: RunState, idempotency_key: str | None = None) -> bool:
+        """Nothing happens if the run is there; False if it was made with this key before, and deleted."""
+        keys = [_run(state.id), "runs", *([] if idempotency_key is None else [_idempotency(idempotency_key)])]
+        return bool(
+            await self._create(keys=keys, args=[state.model_dump_json(), state.id, state.created_at.timestamp()])
+        )
 
     def seen(self, run: str) -> Versioned | None:
         """The newest state of the run that this process has read or written; there may be newer ones."""
@@ -315,9 +355,9 @@ class Store:
 
     async def remember(self, key: str, value: str) -> str:
         """The value first stored under an idempotency key: this one, or an earlier one."""
-        name = f"idempotency:{hashed(key)}"
+        name = _idempotency(key)
         await self._redis.set(name, value, nx=True, ex=86_400)
-        return str((await self._redis.get(name)).decode())
+        return str((await self._redis.get(name)).decode().removesuffix(" made"))
 
     # --- rounds and logs ----------------------------------------------------------------------------------------------
 
@@ -371,14 +411,21 @@ class Store:
     # --- metrics ------------------------------------------------------------------------------------------------------
 
     async def add_metrics(self, run: str, points: Sequence[schemas.StoredPoint]) -> None:
-        """Each name of each site is a series, a list of its own; `metrics:RUN` is the set of them."""
+        """Each name of each site is a series, a list of its own; `metrics:RUN` is the set of them.
+
+        A series that becomes too long is thinned evenly, so that it always covers the whole run.
+        """
         pipe = self._redis.pipeline(transaction=True)
+        names: list[str] = []
         for point in points:
             for name, value in point.values.items():
                 series = f"metric:{run}:{point.site}:{name}"
                 pipe.sadd(f"metrics:{run}", series)
                 pipe.rpush(series, json.dumps([point.step, point.at.timestamp(), value]))
-        await pipe.execute()
+                names.append(series)
+        lengths = dict(zip(names, (await pipe.execute())[1::2], strict=True))
+        for series in (series for series, length in lengths.items() if length > SERIES_POINTS):
+            await self._thin(keys=[series], args=[SERIES_POINTS])
 
     async def metrics(self, run: str, most: int) -> list[schemas.StoredPoint]:
         """By step and site; of a series longer than `most` evenly spaced points, the first and the last among them."""
@@ -392,6 +439,10 @@ class Store:
             schemas.StoredPoint(site=site, step=step, at=datetime.fromtimestamp(at, UTC), values=values)
             for (step, site, at), values in sorted(merged.items())
         ]
+
+
+def _idempotency(key: str) -> str:
+    return f"idempotency:{hashed(key)}"
 
 
 def _thinned(lines: Sequence[bytes], most: int) -> Sequence[bytes]:

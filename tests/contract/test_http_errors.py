@@ -158,6 +158,14 @@ def test_an_idempotency_key_creates_one_run(send):
     assert other.json()["id"] != first.json()["id"]
 
 
+def test_an_idempotency_key_does_not_bring_back_a_deleted_run(send):
+    headers = {"Idempotency-Key": secrets.token_hex(8)}
+    run = send("admin", "POST", "/v1/runs", json=spec(), headers=headers).json()["id"]
+    assert send("admin", "DELETE", f"/v1/runs/{run}").status_code == 204
+    assert run in problem(send("admin", "POST", "/v1/runs", json=spec(), headers=headers), 410, "run_deleted")["detail"]
+    problem(send("admin", "GET", f"/v1/runs/{run}"), 404, "run_not_found")
+
+
 def test_an_idempotency_key_sent_many_times_at_once(patient):
     key = secrets.token_hex(8)
     body = RunSpec(name="errors", task=TASK, steps=3)

@@ -1,8 +1,10 @@
 """The store on a real Redis server."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import redis
 
 from api.schemas import RunSpec, StoredPoint
+from coordinator import store as store_module
 from coordinator.records import RunState
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.store import Store
@@ -84,6 +87,30 @@ def test_a_long_series_is_thinned_and_a_short_one_kept(use):
     assert (losses[0], losses[-1]) == (0.0, 499.0)
     assert losses == sorted(losses)
     assert [point.step for point in points if "heldout_loss" in point.values] == [123]
+
+
+@pytest.mark.parametrize("steps", [range(500), [0] * 500, [0, 9] * 250], ids=["on", "still", "to and fro"])
+def test_a_series_that_would_grow_for_ever_covers_the_whole_run(use, url, monkeypatch, steps):
+    monkeypatch.setattr(store_module, "SERIES_POINTS", 40)
+
+    async def body(store: Store) -> None:
+        lengths = []
+        for number, step in enumerate(steps):
+            await store.add_metrics("run", [StoredPoint(site="a", step=step, at=NOW, values={"loss": float(number)})])
+            with redis.Redis.from_url(url) as client:
+                lengths.append(client.llen("metric:run:a:loss"))
+                first, *_, last = map(json.loads, client.lrange("metric:run:a:loss", 0, -1)) if number else [0, 0]
+            if number:
+                assert (first[2], last[2]) == (0.0, float(number))
+        assert max(lengths) == 40
+        assert all(length == number + 1 for number, length in enumerate(lengths[:40]))
+        points = await store.metrics("run", 1000)
+        if steps == range(500):
+            gaps = [later.step - earlier.step for earlier, later in pairwise(points)]
+            assert max(gaps) == 32
+            assert len(gaps) >= 500 // 32
+
+    use(body)
 
 
 def test_leases_outlive_an_outage_of_the_coordinator(use, url):
