@@ -67,6 +67,11 @@ class Packer:
                 return
         await self._store.log.all_packed(run)
 
+    async def _unfinished(self, state: RunState) -> bool:
+        """Another process, which did not know that the run has ended, may have won with fewer entries."""
+        heads = {name: region.head.seq for name, region in state.regions.items() if region.head is not None}
+        return any([await self._store.log.packed(state.id, name) <= seq for name, seq in heads.items()])
+
     async def _tidy_or_log(self, state: RunState) -> bool:
         """What is wrong with one run is no reason to leave the others alone. False: it is worth another try."""
         try:
@@ -74,7 +79,7 @@ class Packer:
         except (ProblemError, OSError) as error:
             log.error("log cannot be packed", run=state.id, error=str(error))
             return not isinstance(error, StorageFullError | OSError)
-        return True
+        return not state.status.terminal or not await self._unfinished(state)
 
     async def tidy(self, state: RunState) -> None:
         """Packs what is to be packed of a run's logs, all of one that has ended, and trims them."""

@@ -289,6 +289,30 @@ def test_of_a_run_that_has_ended_everything_is_packed(use):
     use(body)
 
 
+def test_an_ended_run_is_packed_whole_even_if_another_process_packs_a_part_of_it_first(use, monkeypatch):
+    async def body(scene: Scene) -> None:
+        await scene.append_all()
+        before, going_on = await scene.answers(), await scene.state()
+        await scene.commit(lambda state: Transition(with_(state, status=RunStatus.STOPPED)))
+        packer, register = scene.packer(), scene.store.log.register
+
+        async def overtaken(*segment: Any) -> bool:
+            monkeypatch.setattr(scene.store.log, "register", register)
+            await scene.packer(log_recent=3).tidy(going_on)
+            return await register(*segment)
+
+        monkeypatch.setattr(scene.store.log, "register", overtaken)
+        for _ in range(2):
+            packer.start([])
+            await packer._task
+        assert scene.keys("ended") == set()
+        with scene.redis() as client:
+            assert client.hkeys("headers:run:west") == [b"0"]
+        assert await scene.answers() == before
+
+    use(body)
+
+
 def test_a_damaged_segment_is_named(use):
     async def body(scene: Scene) -> None:
         await scene.append_all()
