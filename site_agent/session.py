@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from algorithms import DeMo
+from algorithms.schedule import outer_due
 from algorithms.traffic import ddp_bytes
 from api.client import CoordinatorClient
 from api.errors import GoneError, IsthmusError, ProblemError
@@ -249,10 +250,9 @@ class Site:
 
     def _is_looked_at(self, step: int) -> bool:
         """Whether the parameters after this step are wanted before the next one: for them nothing overlaps."""
-        every = [self.spec.outer.every] if self.spec.outer else []
-        if self._evaluation is not None and self._evaluation[1]:
-            every.append(self._evaluation[1])
-        return step == self.spec.steps or any(step % steps == 0 for steps in every)
+        outer, every = self.spec.outer, self._evaluation[1] if self._evaluation else None
+        evaluated = every is not None and step % every == 0
+        return evaluated or step == self.spec.steps or outer_due(step, outer.every if outer else None, self.spec.steps)
 
     def _settle(self, optimizer: DeMo) -> None:
         """Ends a step: its entry is applied, or those of others if its round was closed without this site."""
