@@ -368,7 +368,7 @@ class JoinReply(Message):
     layout: Digest
     upload_start: bool = Field(description="this site is to upload entry 0 (rule A3); ask again while there is none")
     evaluate: bool = Field(description="this site runs the held-out evaluation (rule C10)")
-    listed: Step = Field(default=0, description="last step whose entry lists this site; 0: none (rule A10)")
+    listed: Step = Field(description="last step whose entry lists this site; 0: none (rule A10)")
     resume: Resume | None = Field(default=None, description="load that and apply what follows; null: begin at entry 0")
 
 
