@@ -133,7 +133,6 @@ def another(live: LiveCoordinator, server: EmbeddedRedis) -> Iterator[LiveCoordi
     another.service.join()
 
 
-@pytest.mark.slow
 def test_a_damaged_segment_is_named_by_its_entry(live, another, server, tmp_path):
     hand = Hand.of(live)
     hand.end()
