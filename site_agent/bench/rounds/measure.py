@@ -46,7 +46,7 @@ def measure(plan: Plan, say: Say) -> Figures:
     with sites() as crowd:
         for case in plan.cases:
             if case.payload > CONTRIBUTION_LIMIT * 3 // 4:
-                skipped[case.name] = "a contribution has one part of at most 6 MiB"
+                skipped[case.name] = "this bench sends contributions of one part, at most 6 MiB"
                 continue
             say(f"measuring: {case.sites} sites, {case.payload >> 10} KiB each")
             rows[case.name] = _row(case, crowd)
