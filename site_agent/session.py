@@ -314,9 +314,10 @@ class Site:
         """Rank 0 evaluates; the others wait on the store, not in the next collective (rule A16)."""
         if not self._evaluates or self._evaluation is None:
             return
-        if self._client is not None:
-            self._metrics.log(self._step, {"heldout_loss": self._evaluation[0]()})
-        self._local.share(b"" if self._client is not None else None)
+        with self._stop.let():
+            if self._client is not None:
+                self._metrics.log(self._step, {"heldout_loss": self._evaluation[0]()})
+            self._local.share(b"" if self._client is not None else None)
 
     def log(self, **values: float) -> None:
         """Metrics of the last step; only rank 0's are kept, sent about once a second."""
