@@ -29,6 +29,7 @@ from algorithms.outer import nesterov, weighted_mean
 from algorithms.settings import Average
 from algorithms.transforms import TRANSFORMS, Transform
 from algorithms.updates import CODEC_LIMITS, AggregateUpdate, Codec, Coefficients, Indices, SparseUpdate
+from algorithms.values import MAX_SCALE
 from tests import reference
 from tests.reference import ChunkUpdate, SentChunk
 
@@ -158,7 +159,8 @@ def rounds(draw: Any, max_sites: int = 5, mixed: bool = False) -> Round:
             contributions.append(contributions[0])
         else:
             most = max((part.scales.max() for part in contributions[0].shapes.values()), default=np.float32(1))
-            contributions.append(changed(contributions[0], scale=8.0 if most < 2.0**100 else 0.125))
+            factor = 8.0 if most * 8.0 <= MAX_SCALE else 0.125
+            contributions.append(changed(contributions[0], scale=factor))
     return Round(layout, k, codec, contributions)
 
 
