@@ -22,10 +22,10 @@ from api.access import AuditPage, IssuedToken, Token, TokenPage, TokenRequest
 from api.content_digest import DIGEST_MISMATCH, FIELD, agrees, content_digest
 from api.errors import (
     PROBLEM_MEDIA_TYPE,
-    IsthmusError,
     Problem,
     ProblemError,
     UnavailableError,
+    UnreachableError,
     error_from_problem,
 )
 from api.payload import MEDIA_TYPE
@@ -46,10 +46,6 @@ M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
 
-class UnreachableError(IsthmusError):
-    """The coordinator, or what it depends on, was away for longer than the client's patience."""
-
-
 class _TryAgainError(Exception):
     def __init__(self, error: ProblemError, after_s: float | None = None) -> None:
         super().__init__(str(error))
@@ -62,6 +58,12 @@ def _again(error: Exception) -> bool | float:
     if isinstance(error, _TryAgainError) and error.after_s is not None:
         return error.after_s * random.uniform(1.0, 1.5)
     return isinstance(error, httpx.TransportError | _TryAgainError)
+
+
+def _again_if_refused(error: Exception) -> bool | float:
+    """The body did not arrive, or not as it is: the caller will find out how much of it did."""
+    arrived = isinstance(error, _TryAgainError) and error.error.code != DIGEST_MISMATCH
+    return arrived and _again(error)
 
 
 def _retry_after(response: httpx.Response) -> float | None:
@@ -124,8 +126,11 @@ class CoordinatorClient:
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         fine: tuple[int, ...] = (),
+        resend: bool = True,
     ) -> httpx.Response:
         """One request, tried again while the coordinator cannot be reached; a status among `fine` is no error.
+
+        `resend`: whether the body may be sent again when it did not arrive as it is.
 
         Raises:
             ProblemError: the coordinator refused, with its reason.
@@ -146,7 +151,7 @@ class CoordinatorClient:
             response = self._http.request(method, path, content=content, params=query, headers=sent)
             return response if response.status_code in fine else self._checked(response)
 
-        return self._patiently(once)
+        return self._patiently(once, resend)
 
     def _open(self, path: str, headers: Mapping[str, str]) -> httpx.Response:
         """As `_send` of a GET, but the body of the answer is still to be read."""
@@ -161,14 +166,17 @@ class CoordinatorClient:
 
         return self._patiently(once)
 
-    def _patiently(self, once: Callable[[], httpx.Response]) -> httpx.Response:
+    def _patiently(self, once: Callable[[], httpx.Response], resend: bool = True) -> httpx.Response:
+        on = _again if resend else _again_if_refused
         try:
-            for attempt in stamina.retry_context(on=_again, attempts=None, timeout=self._patience, wait_max=2.0):
+            for attempt in stamina.retry_context(on=on, attempts=None, timeout=self._patience, wait_max=2.0):
                 with attempt:
                     return once()
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
         except _TryAgainError as error:
+            if not resend and error.error.code == DIGEST_MISMATCH:
+                raise error.error from None
             raise UnreachableError(f"the coordinator at {self.url} is not available: {error}") from error.error
         raise AssertionError("stamina ends by returning or raising")
 
@@ -346,7 +354,7 @@ class CoordinatorClient:
 
         What is large goes in pieces, and goes on where a link broke; files and sources are never whole in memory.
         """
-        return upload(self._send, source_of(body))
+        return upload(self._send, source_of(body), self._patience)
 
     def get_blob(self, digest: str) -> bytes:
         """The blob, verified against its name."""

@@ -1,6 +1,7 @@
 """Every error that crosses the wire, as RFC 9457 problem+json.
 
 IsthmusError                    anything a user may see; the message names the thing and the remedy
+├── UnreachableError            the coordinator, or what it depends on, was away for too long
 └── ProblemError                has a stable `code` and an HTTP status
     ├── UnauthorizedError       401  no token, or one that nobody issued
     ├── ForbiddenError          403  a token without the right
@@ -37,6 +38,7 @@ __all__ = [
     "TooManyRequestsError",
     "UnauthorizedError",
     "UnavailableError",
+    "UnreachableError",
     "UnsupportedMediaError",
     "UpgradeRequiredError",
     "error_from_problem",
@@ -67,6 +69,10 @@ def _shortened(text: str, most: int) -> str:
 
 class IsthmusError(Exception):
     """Base of all errors that a user may see."""
+
+
+class UnreachableError(IsthmusError):
+    """The coordinator, or what it depends on, was away for longer than the client's patience."""
 
 
 class ProblemError(IsthmusError):

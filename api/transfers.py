@@ -10,7 +10,8 @@ from typing import Protocol
 
 import httpx
 
-from api.errors import ConflictError, IsthmusError
+from api.content_digest import DIGEST_MISMATCH
+from api.errors import ConflictError, InvalidError, IsthmusError, ProblemError, UnreachableError
 
 __all__ = ["BLOCK", "CHUNK", "WHOLE", "OtherBytesError", "Source", "blocks", "download", "source_of", "upload"]
 
@@ -21,6 +22,7 @@ WHOLE = 8 << 20
 CHUNK = 16 << 20
 """Bytes of a larger one that are sent at once, and held in memory."""
 _RESTARTS = 5
+"""How often an upload may have to begin again, or go back."""
 _PAUSE_S = 1.0
 
 
@@ -42,7 +44,10 @@ class Source:
 
 
 class Send(Protocol):
-    """One request, tried again while the coordinator cannot be reached; a status among `fine` is no error."""
+    """One request, tried again while the coordinator cannot be reached; a status among `fine` is no error.
+
+    `resend`: whether the body may be sent again when it did not arrive as it is.
+    """
 
     def __call__(
         self,
@@ -52,6 +57,7 @@ class Send(Protocol):
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         fine: tuple[int, ...] = (),
+        resend: bool = True,
     ) -> httpx.Response: ...
 
 
@@ -81,51 +87,64 @@ def _blocks_of_file(path: Path, start: int) -> Iterator[bytes]:
 # --- up ---------------------------------------------------------------------------------------------------------------
 
 
-def upload(send: Send, source: Source) -> str:
-    """Unless the blob is stored already; returns its digest."""
+def upload(send: Send, source: Source, patience_s: float) -> str:
+    """Unless the blob is stored already; returns its digest. Gives up after `patience_s` without progress."""
     sha256 = hashlib.sha256()
     for block in source.blocks(0):
         sha256.update(block)
     digest = sha256.hexdigest()
     path = f"/v1/blobs/{digest}"
-    found = send("HEAD", path, fine=(404,))
-    if found.status_code == 404:
-        if source.size <= WHOLE:
-            body = b"".join(source.blocks(0))
-            send("PUT", path, body=body, headers={"Content-Type": "application/octet-stream"})
-        else:
-            _upload_rest(send, path, source, int(found.headers.get("Upload-Offset", 0)))
+    offset = _arrived(send, path)
+    if offset is not None and source.size <= WHOLE:
+        body = b"".join(source.blocks(0))
+        send("PUT", path, body=body, headers={"Content-Type": "application/octet-stream"})
+    elif offset is not None:
+        _upload_rest(send, path, source, offset, patience_s)
     return digest
 
 
-def _upload_rest(send: Send, path: str, source: Source, offset: int) -> None:
-    """From `offset` on; or from where the coordinator says that it is, which has lost it or has got more."""
-    restarts = 0
-    while True:
+def _arrived(send: Send, path: str) -> int | None:
+    """Bytes of our upload that are there; None once the blob is stored."""
+    found = send("HEAD", path, fine=(404,))
+    return int(found.headers.get("Upload-Offset", 0)) if found.status_code == 404 else None
+
+
+def _upload_rest(send: Send, path: str, source: Source, offset: int, patience_s: float) -> None:
+    """From `offset` on. After anything that goes wrong, from where the coordinator says that it is."""
+    best, progress, restarts = offset, time.monotonic(), 0
+    there: int | None = offset
+    while there is not None:
         try:
-            for chunk in _chunks(source, offset):
-                answer = _append(send, path, source, offset, chunk)
-                if answer.status_code != 202:
-                    return
-                offset += len(chunk)
-            if offset != source.size:
-                raise IsthmusError(f"{path}: {source.size} bytes were announced, {offset} could be read")
-            while _append(send, path, source, offset, b"").status_code == 202:  # it is being stored
-                pass
+            _upload_from(send, path, source, there)
             return
-        except ConflictError as error:
-            if error.code != "wrong_offset":
+        except (ConflictError, InvalidError, UnreachableError) as error:
+            if isinstance(error, ProblemError) and error.code not in (DIGEST_MISMATCH, "wrong_offset"):
                 raise
-            there = int(error.context["offset"])
-            restarts += there < offset
-            if restarts > _RESTARTS:
+            there = _arrived(send, path)
+            restarts += there is not None and there < best
+            if restarts > _RESTARTS or (there == best and time.monotonic() - progress > patience_s):
                 raise
-            offset = there
+            if there == best:
+                time.sleep(_PAUSE_S)
+            elif there is not None:
+                best, progress = there, time.monotonic()
+
+
+def _upload_from(send: Send, path: str, source: Source, offset: int) -> None:
+    for chunk in _chunks(source, offset):
+        if _append(send, path, source, offset, chunk).status_code != 202:
+            return
+        offset += len(chunk)
+    if offset != source.size:
+        raise IsthmusError(f"{path}: {source.size} bytes were announced, {offset} could be read")
+    while _append(send, path, source, offset, b"").status_code == 202:  # it is being stored
+        pass
 
 
 def _append(send: Send, path: str, source: Source, offset: int, chunk: bytes) -> httpx.Response:
     place = {"Upload-Offset": str(offset), "Upload-Length": str(source.size)}
-    return send("PATCH", path, body=chunk, headers={"Content-Type": "application/octet-stream", **place})
+    headers = {"Content-Type": "application/octet-stream", **place}
+    return send("PATCH", path, body=chunk, headers=headers, resend=False)
 
 
 def _chunks(source: Source, start: int) -> Iterator[bytes]:
