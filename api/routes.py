@@ -349,8 +349,8 @@ async def announce(
 
 @v1.put("/blobs/{digest}", status_code=201)
 @allowed("admin", "ranks")
-async def put_blob(digest: Digest, request: Request, service: Coordinator, response: Response) -> None:
-    if not await service.put_blob(digest, request.stream()):
+async def put_blob(digest: Digest, request: Request, service: Coordinator, caller: Caller, response: Response) -> None:
+    if not await service.put_blob(digest, request.stream(), caller.run):
         response.status_code = 200
 
 

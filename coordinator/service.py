@@ -35,6 +35,7 @@ from coordinator.events import (
     Ticked,
 )
 from coordinator.exchanges import Exchanges
+from coordinator.guards import Guards
 from coordinator.layouts import Layouts, checked_layout, require_same_layout
 from coordinator.logs import Logs
 from coordinator.packing import Packer
@@ -69,6 +70,7 @@ class CoordinatorService:
         pressure = Pressure(store, settings.redis_budget_mb)
         contributions = Contributions(store, self._layouts, self._engine, pressure, recent)
         self._exchanges = Exchanges(store, blobs, contributions, self._logs, self._engine, recent)
+        self._guards = Guards(store, self._engine)
         self._packer = Packer(store, blobs, settings)
         self._ticked = self._outage_s = 0.0
 
@@ -279,7 +281,7 @@ class CoordinatorService:
         self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
     ) -> Answer:
         await self._sites.heard(site)
-        async with self._late_ones_noted(run, site, attempt, step):
+        async with self._late_ones_noted(run, site, attempt, step), self._guards.storage(run):
             return await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
 
     async def abstain(
@@ -322,8 +324,9 @@ class CoordinatorService:
 
     # --- blobs --------------------------------------------------------------------------------------------------------
 
-    async def put_blob(self, digest: str, body: AsyncIterator[bytes]) -> bool:
-        return await self._blobs.put(digest, body)
+    async def put_blob(self, digest: str, body: AsyncIterator[bytes], run: str | None) -> bool:
+        async with self._guards.storage(run):
+            return await self._blobs.put(digest, body)
 
     async def blob_size(self, digest: str) -> int:
         return self._blobs.size(digest)
@@ -335,7 +338,7 @@ class CoordinatorService:
 
     async def add_metrics(self, run: str, report: schemas.MetricReport) -> None:
         now = await self._store.now()
-        await self._store.load(run)
+        await self._guards.look_at(run, report)
         points = [
             schemas.StoredPoint(site=report.site, step=point.step, at=now, values=_finite(point.values))
             for point in report.points
