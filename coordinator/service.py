@@ -280,8 +280,8 @@ class CoordinatorService:
     async def contribute(
         self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
     ) -> Answer:
-        await self._sites.heard(site)
         async with self._late_ones_noted(run, site, attempt, step), self._guards.storage(run):
+            await self._sites.heard(site)
             return await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
 
     async def abstain(

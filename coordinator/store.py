@@ -44,8 +44,8 @@ _CLOCK_S = 1.0
 """Seconds for which Redis TIME is carried on by the clock of this process."""
 
 # KEYS: the run, and payloads; ARGV: expected version, new version, new state, operations as JSON, the payloads' bytes.
-# Answers 1, or 0 for a lost race. A server that is full refuses only the first write of a script, and never DEL: with
-# one first, runs can still be paused and deleted there.
+# Answers 1, or 0 for a lost race. A server that is full refuses the first write of a script, and no later one, but
+# never DEL: so what takes no room of its own is committed there, such as a pause.
 _COMMIT = """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
 if #KEYS == 1 then redis.call('DEL', 'nothing') end

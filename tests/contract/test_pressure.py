@@ -9,6 +9,7 @@ import redis
 
 from algorithms.layout import ParameterLayout, TensorSpec
 from api.payload import decode_message
+from api.schemas import RunStatus
 from coordinator.redis_server import EmbeddedRedis
 from tests.conftest import start_coordinator, wait_until
 from tests.contract.by_hand import WAIT_S, RunByHand, problem
@@ -89,6 +90,10 @@ def test_a_redis_at_its_own_limit_is_no_internal_error(live, client):
         assert answer.headers["retry-after"] == "10"
         assert "maxmemory" in problem(answer, 507, "redis_out_of_memory")["detail"]
     assert run.view.step == 0
+    assert run.view.status is RunStatus.PAUSED
+    assert "takes nothing more: raise it, or delete old runs, `isthmus run resume`" in run.view.reason
     client.config_set("maxmemory", 0)
+    run.admin.resume_run(run.id)
     assert first.send(1, body).status_code == 202
     assert second.send(1, second.message(1), wait=WAIT_S).status_code == 200
+    assert (run.view.status, run.view.paused_because) == (RunStatus.RUNNING, "")
