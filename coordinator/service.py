@@ -5,6 +5,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import structlog
 from redis.exceptions import RedisError
@@ -282,14 +283,16 @@ class CoordinatorService:
     ) -> Answer:
         async with self._late_ones_noted(run, site, attempt, step), self._guards.storage(run):
             await self._sites.heard(site)
-            return await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
+            answer = await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
+        return await self._with_evaluator(answer, run, site)
 
     async def abstain(
         self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
     ) -> Answer:
         await self._sites.heard(site)
         async with self._late_ones_noted(run, site, attempt, step):
-            return await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
+            answer = await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
+        return await self._with_evaluator(answer, run, site)
 
     @asynccontextmanager
     async def _late_ones_noted(self, run: str, site: str, attempt: int, step: int) -> AsyncIterator[None]:
@@ -301,8 +304,14 @@ class CoordinatorService:
                     await self._engine.apply(run, AnsweredLate(site, attempt, step))
             raise
 
-    async def update(self, run: str, region: str, step: int, part: int, wait: float) -> Answer:
-        return await self._exchanges.update(run, region, step, part, wait)
+    async def update(self, run: str, region: str, step: int, part: int, wait: float, site: str | None = None) -> Answer:
+        answer = await self._exchanges.update(run, region, step, part, wait)
+        return answer if site is None else await self._with_evaluator(answer, run, site)
+
+    async def _with_evaluator(self, answer: Answer, run: str, site: str) -> Answer:
+        """Sites learn with every answer which of them evaluates: the lowest-named live one (C10)."""
+        found = self._store.seen(run) or await self._store.load(run)
+        return replace(answer, evaluate=found.state.first_site == site)
 
     async def log(self, run: str, region: str, start: int, stop: int | None, wait: float) -> schemas.LogPage:
         return await self._exchanges.log(run, region, start, stop, wait)

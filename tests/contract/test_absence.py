@@ -13,6 +13,7 @@ import redis
 from api.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
 from api.payload import contribution_digest, decode_message
 from api.schemas import (
+    Abstention,
     Condition,
     GuardsSpec,
     MetricPoint,
@@ -375,6 +376,32 @@ def test_a_refused_contribution_is_listed_with_its_reason(patient):
     assert names(header["contributors"]) == [first.name, second.name]
     problem(first.send(9, first.message(9, arrays={})), 409, "round_not_open")
     assert f"waiting for 2 of 2 sites: {first.name}, {second.name}" in run.view.reason
+
+
+# --- the held-out evaluation ------------------------------------------------------------------------------------------
+
+
+def test_sites_learn_with_every_answer_which_of_them_evaluates(patient):
+    run = RunByHand(patient, ("west",) * 3, steps=9)
+    first, second, third = run.sites
+
+    def told(answer):
+        return answer.headers["isthmus-evaluate"]
+
+    body = second.message(1)
+    assert [told(first.send(1, first.message(1))), told(second.send(1, body))] == ["true", "false"]
+    first.agent.leave(first.name)
+    assert told(second.send(1, body)) == "true"
+    assert told(third.send(1, third.message(1), wait=WAIT_S)) == "false"
+    url = f"{run.url}/v1/runs/{run.id}/regions/west/steps/1/update/parts/0"
+    updates = [httpx.get(url, headers={"Authorization": f"Bearer {site.seat}"}) for site in (second, third)]
+    assert [told(update) for update in updates] == ["true", "false"]
+    admin = httpx.get(url, headers={"Authorization": f"Bearer {patient.token('admin')}"})
+    assert "isthmus-evaluate" not in admin.headers
+    abstention = Abstention(position=third.position(), reason="no data")
+    assert third.ranks.abstain(run.id, "west", 2, third.name, abstention, 0.0).evaluate is False
+    run.admin.exclude_site(run.id, second.name)
+    assert third.ranks.update_answer(run.id, "west", 2, 0, WAIT_S).evaluate is True
 
 
 # --- guards -----------------------------------------------------------------------------------------------------------
