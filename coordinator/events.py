@@ -237,6 +237,13 @@ class StorageFull:
 
 
 @dataclass(frozen=True)
+class HeldBack:
+    """A site is to send its contribution again later, when the storage has drained."""
+
+    because: str
+
+
+@dataclass(frozen=True)
 class Ticked:
     """Time has passed. Of that, nobody was there to serve anybody for `outage_s`: deadlines shift by it (A6)."""
 
@@ -267,5 +274,6 @@ Event = (
     | WorkFailed
     | GuardTripped
     | StorageFull
+    | HeldBack
     | Ticked
 )

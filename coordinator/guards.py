@@ -1,4 +1,7 @@
-"""Guards (rule A21): what sites report of their losses, and storage that is full, pauses a run with the reason."""
+"""Guards (rule A21): what sites report of their losses, and storage that is full, pauses a run with the reason.
+
+Storage that is to drain first pauses nothing, but the run says what it waits for.
+"""
 
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -8,10 +11,10 @@ from statistics import median
 import structlog
 from redis.exceptions import RedisError
 
-from api.errors import ProblemError, StorageFullError
+from api.errors import ProblemError, StorageFullError, TooManyRequestsError
 from api.schemas import GuardsSpec, MetricPoint, MetricReport, RunStatus
 from coordinator.engine import Engine
-from coordinator.events import GuardTripped, StorageFull
+from coordinator.events import GuardTripped, HeldBack, StorageFull
 from coordinator.store import Store, unavailable
 
 __all__ = ["Guards", "tripped"]
@@ -64,17 +67,23 @@ class Guards:
 
     @asynccontextmanager
     async def storage(self, run: str | None) -> AsyncIterator[None]:
-        """Storage that turns out to be full in here pauses the run."""
+        """What turns out in here of the storage, the run is told."""
         try:
             yield
-        except (StorageFullError, RedisError) as error:
-            problem = unavailable(error) if isinstance(error, RedisError) else error
-            if run is not None and isinstance(problem, StorageFullError):
-                await self._pause(run, problem.detail)
+        except (ProblemError, RedisError) as error:
+            event = _of_storage(unavailable(error) if isinstance(error, RedisError) else error)
+            if run is not None and event is not None:
+                await self._tell(run, event)
             raise
 
-    async def _pause(self, run: str, because: str) -> None:
+    async def _tell(self, run: str, event: StorageFull | HeldBack) -> None:
         try:
-            await self._engine.apply(run, StorageFull(because))
+            await self._engine.apply(run, event)
         except (ProblemError, RedisError) as error:
-            log.error("cannot pause the run", run=run, because=because, error=str(error))
+            log.error("cannot tell the run", run=run, because=event.because, error=str(error))
+
+
+def _of_storage(problem: ProblemError) -> StorageFull | HeldBack | None:
+    if isinstance(problem, StorageFullError):
+        return StorageFull(problem.detail)
+    return HeldBack(problem.detail) if isinstance(problem, TooManyRequestsError) else None

@@ -8,6 +8,7 @@ from coordinator.entries import start_header
 from coordinator.events import (
     FinalReported,
     GuardTripped,
+    HeldBack,
     PauseRequested,
     ResumeRequested,
     StartRequested,
@@ -33,6 +34,7 @@ __all__ = [
     "begun",
     "final_reported",
     "guard_tripped",
+    "held_back",
     "pause_requested",
     "resume_requested",
     "start_requested",
@@ -96,6 +98,13 @@ def storage_full(event: StorageFull, state: RunState, now: datetime) -> Transiti
         return Transition(state)
     state = with_(state, paused_because=event.because, storage_full=True)
     return Transition(state if state.status is RunStatus.PAUSED else in_status(state, RunStatus.PAUSED, now))
+
+
+def held_back(event: HeldBack, state: RunState, now: datetime) -> Transition:
+    """Said until a contribution is taken in; no pause, since the run goes on by itself once there is room."""
+    if not state.going_on or state.held_back:
+        return Transition(state)
+    return Transition(with_(state, held_back=event.because))
 
 
 # --- the start --------------------------------------------------------------------------------------------------------

@@ -184,6 +184,7 @@ class RunState(Record):
     Attributes:
         paused_because: why the run was paused, if nobody has asked for that.
         storage_full: pending work is left alone until the run is resumed.
+        held_back: why contributions wait, until one is taken in.
         unguarded_to: a loss up to this step pauses the run no more.
     """
 
@@ -205,6 +206,7 @@ class RunState(Record):
     alarms: tuple[str, ...] = ()
     paused_because: str = ""
     storage_full: bool = False
+    held_back: str = ""
     unguarded_to: int = 0
 
     @property

@@ -47,6 +47,7 @@ TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
     events.WorkFailed: lifecycle.work_failed,
     events.GuardTripped: lifecycle.guard_tripped,
     events.StorageFull: lifecycle.storage_full,
+    events.HeldBack: lifecycle.held_back,
     events.Ticked: settling.ticked,
 }
 

@@ -96,7 +96,7 @@ def _going_on(state: RunState) -> str:
         return _outer(state)
     rounds = [_round(state, region) for region in state.regions.values() if region.round is not None]
     if rounds:
-        return "; ".join(rounds)
+        return "; ".join((*rounds, f"contributions wait: {state.held_back}") if state.held_back else rounds)
     if outer_round_due(state, state.step):
         if state.live():
             return ""

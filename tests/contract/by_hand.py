@@ -185,7 +185,7 @@ class SiteByHand:
     def put_blob(self, data):
         """The raw answer to an upload."""
         headers = {"Authorization": f"Bearer {self.seat}"}
-        return httpx.put(f"{self.url}/v1/blobs/{hashlib.sha256(data).hexdigest()}", content=data, headers=headers)
+        return _http().put(f"{self.url}/v1/blobs/{hashlib.sha256(data).hexdigest()}", content=data, headers=headers)
 
     def contribute(self, step, *, wait=0.0, seed=0):
         """The entry's message, or None while the round is open."""

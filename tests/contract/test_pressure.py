@@ -51,6 +51,9 @@ def test_parts_wait_while_redis_holds_more_than_its_budget(live, client):
     answer = second.send(1, body)
     assert answer.headers["retry-after"] == "1"
     assert f"redis_budget_mb is {BUDGET_MB}" in problem(answer, 429, "redis_full")["detail"]
+    assert run.view.status is RunStatus.RUNNING
+    assert "waiting for 1 of 2 sites" in run.view.reason
+    assert "; contributions wait: Redis holds " in run.view.reason
     assert first.send(1, first.message(1)).status_code == 202  # it is there already
     answers = []
     place = (run.id, "west", 1, second.name, 0, body, WAIT_S)
@@ -59,6 +62,7 @@ def test_parts_wait_while_redis_holds_more_than_its_budget(live, client):
     assert run.view.step == 0
     client.delete("ballast")
     patient.join(60)
+    assert "contributions wait" not in run.view.reason
     header, _ = decode_message("entry", answers[0].message)
     assert [line["site"] for line in header["contributors"]] == [first.name, second.name]
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from api.schemas import GuardsSpec, MetricPoint, RunStatus
-from coordinator.events import GuardTripped, PauseRequested, ResumeRequested, StartRequested, StorageFull
+from coordinator.events import GuardTripped, HeldBack, PauseRequested, ResumeRequested, StartRequested, StorageFull
 from coordinator.guards import tripped
 from coordinator.state import AggregateRound, pending
 from tests.unit.coordinator.runs import Driver
@@ -91,3 +91,13 @@ def test_full_storage_before_the_start_is_an_alarm():
         driver.send(FULL)
     assert (driver.status, driver.state.alarms) == (RunStatus.STARTING, (FULL.because,))
     driver.begin()
+
+
+def test_contributions_that_are_held_back_pause_nothing_and_the_run_says_why_it_waits():
+    driver = Driver(TWO).begin()
+    for because in ("Redis holds 9 MiB", "Redis holds 10 MiB"):
+        driver.send(HeldBack(because))
+        assert driver.status is RunStatus.RUNNING
+        assert driver.words.endswith("waiting for 2 of 2 sites: a, b; contributions wait: Redis holds 9 MiB")
+    driver.send(driver.contribution("a"))
+    assert "contributions wait" not in driver.words

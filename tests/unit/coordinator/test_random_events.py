@@ -20,6 +20,7 @@ from coordinator.events import (
     Contributed,
     FinalReported,
     GuardTripped,
+    HeldBack,
     LayoutPresented,
     PauseRequested,
     ProcessesGone,
@@ -104,7 +105,7 @@ class RunMachine(RuleBasedStateMachine):
     # --- people, agents, and time -------------------------------------------------------------------------------------
 
     @rule(
-        kind=st.sampled_from(("start", "pause", "resume", "resume", "stop", "add", "remove", "guard", "full")),
+        kind=st.sampled_from(("start", "pause", "resume", "resume", "stop", "add", "remove", "guard", "full", "held")),
         site=sites,
         region=st.sampled_from(REGIONS),
         right=st.booleans(),
@@ -120,6 +121,7 @@ class RunMachine(RuleBasedStateMachine):
             "remove": SiteRemoved(site, "removed"),
             "guard": GuardTripped(self.driver.state.step, "the loss is not finite"),
             "full": StorageFull("the disk is full"),
+            "held": HeldBack("Redis is to drain first"),
         }
         if kind not in ("stop", "remove", "guard", "full") or luck:
             self.send(asked[kind])
