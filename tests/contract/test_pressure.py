@@ -9,7 +9,7 @@ import redis
 
 from algorithms.layout import ParameterLayout, TensorSpec
 from api.payload import decode_message
-from api.schemas import Abstention, Condition, ProcessReport, ProcessState, RoundsSpec
+from api.schemas import Abstention, Condition, RoundsSpec
 from coordinator.redis_server import EmbeddedRedis
 from tests.conftest import start_coordinator, wait_until
 from tests.contract.by_hand import WAIT_S, RunByHand, problem
@@ -107,7 +107,7 @@ def test_at_its_own_limit_redis_takes_what_is_due_and_what_frees_it(live, client
     wait_until(lambda: run.view.step == 1, "the end of the round at its deadline", 30)
     client.zrem("leases", second.name)
     wait_until(lambda: run.member(second).condition is Condition.AWAY, "the loss of a site", 30)
-    second.beat(ProcessReport(run=run.id, attempt=1, state=ProcessState.RUNNING))
+    second.beat(second.running())
     assert run.member(second).condition is Condition.ACTIVE
     wait_until(lambda: client.hkeys(f"headers:{old.id}:west") == [b"0"], "the log in segments", 30)
     old.admin.delete_run(old.id)
