@@ -442,6 +442,11 @@ class Store:
         for series in (series for series, length in lengths.items() if length > SERIES_POINTS):
             await self._thin(keys=[series], args=[SERIES_POINTS])
 
+    async def latest(self, run: str, site: str, name: str, most: int) -> list[float]:
+        """The newest values of one series that are finite, oldest first."""
+        lines = await self._redis.lrange(f"metric:{run}:{site}:{name}", -most, -1)
+        return [value for line in lines if (value := json.loads(line)[2]) is not None]
+
     async def metrics(self, run: str, most: int) -> list[schemas.StoredPoint]:
         """By step and site; of a series longer than `most` evenly spaced points, the first and the last among them."""
         merged: dict[tuple[int, str, float], dict[str, float | None]] = {}
