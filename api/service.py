@@ -37,6 +37,7 @@ class Answer:
     Attributes:
         accepted: false if what the site has sent is not kept, because its round is not open yet: it sends it again.
         sha256: of the message, in hexadecimal, if it is known.
+        evaluate: whether the site that asks is the one that runs the held-out evaluation now; None: no site asks.
         timing: milliseconds that went into this answer, by what was done.
     """
 
@@ -44,6 +45,7 @@ class Answer:
     waiting_for: str = ""
     accepted: bool = True
     sha256: str | None = None
+    evaluate: bool | None = None
     timing: Mapping[str, float] = field(default_factory=dict)
 
     def timed(self, **milliseconds: float) -> "Answer":
@@ -112,7 +114,9 @@ class Service(Protocol):
     async def abstain(
         self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
     ) -> Answer: ...
-    async def update(self, run: str, region: str, step: int, part: int, wait: float) -> Answer: ...
+    async def update(
+        self, run: str, region: str, step: int, part: int, wait: float, site: str | None = None
+    ) -> Answer: ...
     async def log(self, run: str, region: str, start: int, stop: int | None, wait: float) -> schemas.LogPage: ...
     async def entry(self, run: str, region: str, seq: int, part: int) -> bytes: ...
     async def announce(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from coordinator.lua import ALSO_WHEN_FULL
+
 __all__ = ["GARBAGE", "GRACE_S", "TOLD_S", "Garbage", "QuotaExceeded", "superseded"]
 
 TOLD_S = 3600
@@ -87,9 +89,9 @@ def superseded(run: str, digests: Iterable[str], now: datetime) -> list[list[Any
 class Garbage:
     def __init__(self, redis: Any) -> None:
         self._redis = redis
-        self._tell = redis.register_script(_TELL)
-        self._claim = redis.register_script(_CLAIM)
-        self._release = redis.register_script(_RELEASE)
+        self._tell = redis.register_script(ALSO_WHEN_FULL + _TELL)
+        self._claim = redis.register_script(ALSO_WHEN_FULL + _CLAIM)
+        self._release = redis.register_script(ALSO_WHEN_FULL + _RELEASE)
 
     async def tell(self, digest: str, run: str) -> None:
         """From now on the blob, if it is there, stays for an hour at least; waits while it is being removed."""

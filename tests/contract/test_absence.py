@@ -12,7 +12,15 @@ import redis
 
 from api.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
 from api.payload import contribution_digest, decode_message
-from api.schemas import Condition, OuterSpec, ProcessReport, ProcessState, RoundsSpec, RunStatus
+from api.schemas import (
+    Abstention,
+    Condition,
+    GuardsSpec,
+    MetricPoint,
+    OuterSpec,
+    RoundsSpec,
+    RunStatus,
+)
 from coordinator.redis_server import EmbeddedRedis
 from tests.conftest import LiveCoordinator, start_coordinator, wait_until
 from tests.contract.by_hand import LAYOUT, WAIT_S, RunByHand, SiteByHand, new_name, problem
@@ -107,12 +115,11 @@ def test_what_lost_ranks_have_sent_is_listed_and_others_cannot_send_again(patien
 def test_a_lease_that_ends_and_begins_again(watched):
     run = RunByHand(watched.live, ("west",) * 2, steps=9)
     first, second = run.sites
-    running = ProcessReport(run=run.id, attempt=1, state=ProcessState.RUNNING)
     watched.end_lease(second)
     away = until(run, second, Condition.AWAY)
     assert away.reason == "no heartbeat for more than 36000 s; a heartbeat brings it back"
     assert first.contribute(1, wait=WAIT_S)
-    (assignment,) = second.beat(running).assignments
+    (assignment,) = second.beat(second.running()).assignments
     assert assignment.attempt == 1
     assert run.member(second).condition is Condition.ACTIVE
     assert second.caught_up().active
@@ -131,8 +138,21 @@ def test_what_ranks_send_renews_the_lease_but_not_of_an_agent_that_left(watched)
     assert watched.redis.zscore("leases", site.name) is None
     until(run, site, Condition.AWAY)
     assert run.view.status is RunStatus.RUNNING
-    site.beat()
+    site.beat(site.running())
     assert run.member(site).condition is Condition.ACTIVE
+
+
+def test_an_agent_that_comes_back_without_its_ranks_is_not_waited_for(watched):
+    """It was killed and is started again: what it has to run is still to be started."""
+    run = RunByHand(watched.live, ("west",) * 2, steps=9)
+    first, second = run.sites
+    watched.end_lease(second)
+    until(run, second, Condition.AWAY)
+    (assignment,) = second.beat().assignments
+    assert (assignment.attempt, run.member(second).condition) == (1, Condition.JOINING)
+    assert first.contribute(1, wait=WAIT_S)
+    second.start_again()
+    assert second.caught_up().active
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
@@ -366,3 +386,66 @@ def test_a_refused_contribution_is_listed_with_its_reason(patient):
     assert names(header["contributors"]) == [first.name, second.name]
     problem(first.send(9, first.message(9, arrays={})), 409, "round_not_open")
     assert f"waiting for 2 of 2 sites: {first.name}, {second.name}" in run.view.reason
+
+
+# --- the held-out evaluation ------------------------------------------------------------------------------------------
+
+
+def test_sites_learn_with_every_answer_which_of_them_evaluates(patient):
+    run = RunByHand(patient, ("west",) * 3, steps=9)
+    first, second, third = run.sites
+
+    def told(answer):
+        return answer.headers["isthmus-evaluate"]
+
+    body = second.message(1)
+    assert [told(first.send(1, first.message(1))), told(second.send(1, body))] == ["true", "false"]
+    first.agent.leave(first.name)
+    assert told(second.send(1, body)) == "true"
+    assert told(third.send(1, third.message(1), wait=WAIT_S)) == "false"
+    url = f"{run.url}/v1/runs/{run.id}/regions/west/steps/1/update/parts/0"
+    updates = [httpx.get(url, headers={"Authorization": f"Bearer {site.seat}"}) for site in (second, third)]
+    assert [told(update) for update in updates] == ["true", "false"]
+    admin = httpx.get(url, headers={"Authorization": f"Bearer {patient.token('admin')}"})
+    assert "isthmus-evaluate" not in admin.headers
+    abstention = Abstention(position=third.position(), reason="no data")
+    assert third.ranks.abstain(run.id, "west", 2, third.name, abstention, 0.0).evaluate is False
+    run.admin.exclude_site(run.id, second.name)
+    assert third.ranks.update_answer(run.id, "west", 2, 0, WAIT_S).evaluate is True
+
+
+# --- guards -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_pauses_the_run_with_the_reason(patient):
+    run = RunByHand(patient, steps=9)
+    first, _ = run.sites
+    run.round(1, "west")
+
+    def report(step, **values):
+        first.ranks.add_metrics(run.id, first.name, [MetricPoint(step=step, values=values)])
+
+    report(1, loss=2.0, bytes_up=None)
+    assert run.view.status is RunStatus.RUNNING
+    report(2, loss=None)
+    because = f"the loss of site {first.name} is not finite at step 2"
+    assert (run.view.status, run.view.paused_because) == (RunStatus.PAUSED, because)
+    assert run.view.reason.startswith(f"paused: {because}, `isthmus run resume` goes on; region west: step 2")
+    run.round(2, "west")
+    run.admin.resume_run(run.id)
+    assert (run.view.status, run.view.paused_because) == (RunStatus.RUNNING, "")
+    report(2, loss=None)
+    assert run.view.status is RunStatus.RUNNING
+
+
+def test_a_loss_far_above_the_ones_before_pauses_the_run(patient):
+    run = RunByHand(patient, steps=9, guards=GuardsSpec(spike=3.0))
+    first, second = run.sites
+    for site, loss in ((first, 1.0), (second, 9.0)):
+        site.ranks.add_metrics(run.id, site.name, [MetricPoint(step=n, values={"loss": loss}) for n in range(9)])
+    second.ranks.add_metrics(run.id, second.name, [MetricPoint(step=9, values={"loss": 20.0})])
+    assert run.view.status is RunStatus.RUNNING
+    first.ranks.add_metrics(run.id, first.name, [MetricPoint(step=9, values={"loss": 3.5})])
+    assert run.view.paused_because == (
+        f"the loss of site {first.name} is 3.5 at step 9, the median before 1: more than 3 times as much"
+    )
