@@ -54,7 +54,8 @@ class DeMo(torch.optim.Optimizer):
 
     `params` are named parameters (`model.named_parameters()`), groups of them, or plain ones, which are then called
     `{group}.{index}`. The groups have `lr` and `weight_decay`; `settings` are those of `Settings`, belong to the object
-    and are read as `optimizer.settings`. `preset(name)` has some of them.
+    and are read as `optimizer.settings`, of which another `k` may be set between steps. `preset(name)` has some of
+    them.
 
     The momentum of a parameter is allocated when it first has a gradient; without a gradient in a later step it counts
     as having gradient 0. A frozen parameter (`requires_grad` False) sends nothing; its momentum, if it has one, waits.

@@ -18,7 +18,7 @@ from api.connection import Connection
 from api.errors import IsthmusError, ProblemError, faults_of
 from api.export import export_model
 from api.report import build_report, print_report
-from api.schemas import Run, RunSpec
+from api.schemas import Change, Run, RunSpec
 from api.simulate import Simulation
 from api.simulate import simulate as run_simulation
 from api.watch import watch as watch_run
@@ -136,6 +136,9 @@ def _print_run(run: Run, as_json: bool) -> None:
     out.print(
         f"{run.id}: {run.status}, step {run.step} of {run.spec.steps}; {run.reason}", soft_wrap=True, markup=False
     )
+    for change in run.changes:
+        settings = ", ".join(f"{name} {value}" for name, value in change.settings().items())
+        out.print(f"from step {change.from_step} on: {settings}", soft_wrap=True, markup=False)
     for alarm in run.alarms:
         out.print(f"alarm: {alarm}", style="yellow", soft_wrap=True, markup=False)
 
@@ -246,6 +249,24 @@ def resume_run(run: str, as_json: AsJson = False) -> None:
     """Go on with a paused run."""
     with Connection().client() as client:
         _print_run(client.resume_run(run), as_json)
+
+
+@run_app.command("change")
+def change_run(
+    run: str,
+    from_step: Annotated[int, typer.Option(help="the first step with the new settings; no region has opened it yet")],
+    lr: Annotated[float | None, typer.Option(help="peak learning rate; the schedule goes on with it")] = None,
+    k: Annotated[int | None, typer.Option(help="coefficients sent per chunk")] = None,
+    every: Annotated[int | None, typer.Option(help="steps between outer steps")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change settings of a run that goes on, from a step on: for all sites, and in the log."""
+    try:
+        change = Change(from_step=from_step, lr=lr, k=k, every=every)
+    except ValidationError as error:
+        raise IsthmusError("; ".join(faults_of(error.errors()))) from None
+    with Connection().client() as client:
+        _print_run(client.change_run(run, change), as_json)
 
 
 @run_app.command("add-site")

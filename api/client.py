@@ -263,6 +263,10 @@ class CoordinatorClient:
     def resume_run(self, run: str) -> schemas.Run:
         return schemas.Run.model_validate_json(self._send("POST", f"/v1/runs/{_segment(run)}/resume").content)
 
+    def change_run(self, run: str, change: schemas.Change) -> schemas.Run:
+        response = self._send("POST", f"/v1/runs/{_segment(run)}/changes", json=change)
+        return schemas.Run.model_validate_json(response.content)
+
     def add_site(self, run: str, site: str) -> schemas.Run:
         path = f"/v1/runs/{_segment(run)}/sites/{_segment(site)}"
         return schemas.Run.model_validate_json(self._send("PUT", path).content)

@@ -173,6 +173,12 @@ async def resume_run(run: RunId, service: Coordinator) -> schemas.Run:
     return await service.resume_run(run)
 
 
+@v1.post("/runs/{run}/changes", status_code=202)
+@allowed("admin", act="run.change")
+async def change_run(run: RunId, change: schemas.Change, service: Coordinator) -> schemas.Run:
+    return await service.change_run(run, change)
+
+
 @v1.put("/runs/{run}/sites/{site}", status_code=202)
 @allowed("admin", act="run.add-site")
 async def add_site(run: RunId, site: Name, service: Coordinator) -> schemas.Run:

@@ -210,6 +210,27 @@ class RunSpec(Message):
         return self
 
 
+class Change(Message):
+    """What an operator changes in a run that goes on (rule A21), from a step on that is not open yet in any region."""
+
+    from_step: int = Field(ge=1, le=2**48, description="the first step with the new settings")
+    lr: float | None = Field(default=None, gt=0, le=10, description="peak learning rate; the schedule goes on with it")
+    k: int | None = Field(default=None, ge=1, le=16384, description="coefficients sent per chunk")
+    every: int | None = Field(default=None, ge=1, description="H: outer steps follow the steps that it divides")
+
+    def settings(self) -> dict[str, Any]:
+        """Those that change."""
+        return self.model_dump(exclude={"from_step"}, exclude_none=True)
+
+
+class InForce(Message):
+    """The settings that a change may change, as they are from some step on."""
+
+    lr: float
+    k: int
+    every: int | None
+
+
 # --- sites ------------------------------------------------------------------------------------------------------------
 
 
@@ -358,6 +379,7 @@ class Run(Message):
     members: list[MemberView]
     regions: list[RegionView]
     alarms: list[str]
+    changes: list[Change] = Field(default_factory=list, description="of settings, past and to come, by step")
 
 
 class JoinRequest(Message):
@@ -372,6 +394,8 @@ class Resume(Message):
 
     position: Position
     step: Step
+    outer_round: Count
+    in_force: InForce
     anchors: list[Digest] = Field(description="blobs of the fragments, in order: together all parameters")
 
 

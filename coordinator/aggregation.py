@@ -18,6 +18,7 @@ from api.payload import decode_message, encode_message
 from api.schemas import Position
 from coordinator.entries import Header, position_after, step_header
 from coordinator.events import Aggregated
+from coordinator.in_force import optimizer_at
 from coordinator.logs import Logs
 from coordinator.recent import Recent
 from coordinator.records import RunState, Sent
@@ -72,7 +73,7 @@ async def aggregate_round(
     region = state.regions[name]
     assert region.round is not None
     started = time.perf_counter()
-    sent, optimizer = region.round.contributions, state.spec.optimizer
+    sent, optimizer = region.round.contributions, optimizer_at(state, name, region.round.step)
     norms = norms_of(sent, optimizer)
     halvings = {site: norm.halvings for site, norm in norms.items()}
     tokens = {site: one.tokens for site, one in sent.items()}

@@ -44,17 +44,21 @@ _LIFETIME_S = 3600
 
 @dataclass(frozen=True)
 class Arrival:
-    """Whose contribution it is; `seat`: of the ranks that send it, since others send other bytes."""
+    """Whose contribution it is.
+
+    `seat`: of the ranks that send it, `seq`: of the last entry that they have applied; others send other bytes.
+    """
 
     run: str
     region: str
     step: int
     site: str
     seat: str
+    seq: int
 
     @property
     def key(self) -> str:
-        return f"arrival:{self.run}:{self.region}:{self.step}:{self.site}:{self.seat}"
+        return f"arrival:{self.run}:{self.region}:{self.step}:{self.site}:{self.seat}:{self.seq}"
 
 
 @dataclass(frozen=True)

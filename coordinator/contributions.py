@@ -16,12 +16,13 @@ from api.schemas import ContributionHeader
 from coordinator.arrivals import Arrival, Part
 from coordinator.engine import Engine
 from coordinator.events import Contributed, PartSent, Refused
+from coordinator.in_force import optimizer_at
 from coordinator.layouts import Layouts
 from coordinator.pressure import Pressure
 from coordinator.recent import Recent, bytes_of
 from coordinator.records import RunState, Sent
-from coordinator.round_events import admitted
-from coordinator.rounds import parts_of, read_header, read_update
+from coordinator.round_events import admitted, require_known_settings
+from coordinator.rounds import check_header, parts_of, read_header, read_update
 from coordinator.store import Store
 
 __all__ = ["Complete", "Contributions"]
@@ -53,9 +54,9 @@ class Contributions:
         self._pressure = pressure
         self._recent = recent
 
-    async def parts(self, state: RunState) -> tuple[range, ...]:
-        """The chunks of each part of a contribution to this run."""
-        return parts_of(await self._layouts.of(state), state.spec.optimizer, state.spec.part_bytes)
+    async def parts(self, state: RunState, region: str, step: int) -> tuple[range, ...]:
+        """The chunks of each part of a contribution to this step."""
+        return parts_of(await self._layouts.of(state), optimizer_at(state, region, step), state.spec.part_bytes)
 
     async def take(
         self, state: RunState, region: str, step: int, site: str, attempt: int, part: int, body: bytes
@@ -64,17 +65,19 @@ class Contributions:
 
         Raises:
             ConflictError: for another layout or with other settings; not possible now; other bytes than before.
-            GoneError: the round is being closed without this site, or the run has ended.
+            GoneError: the round is being closed without this site, its settings are others, or the run has ended.
             InvalidError: malformed; the detail names the tensor and the reason.
             TooManyRequestsError: Redis is to drain first.
             StorageFullError: the contributions of a round can never fit into Redis.
         """
-        layout, optimizer = await self._layouts.of(state), state.spec.optimizer
-        parts = await self.parts(state)
+        layout, optimizer = await self._layouts.of(state), optimizer_at(state, region, step)
+        parts = await self.parts(state, region, step)
         started = time.perf_counter()
         run_it = _in_place if len(body) <= SMALL else asyncio.to_thread
-        header, arrays = await run_it(read_header, body, layout, optimizer)
+        header, arrays = await run_it(read_header, body)
         _same_place(header, run=state.id, region=region, step=step, site=site, part=part)
+        require_known_settings(state.regions[region], step, site, header.position)
+        check_header(header, layout, optimizer)
         if header.parts != len(parts) or part >= len(parts):
             count = f"{len(parts)} parts, numbered from 0" if len(parts) > 1 else "one part, number 0"
             raise InvalidError("other_parts", f"part {part} of {header.parts}: contributions to this run have {count}")
@@ -85,7 +88,7 @@ class Contributions:
             before = admitted(sent, (await self._store.load(state.id)).state)
         if before is not None:
             return Complete(Contributed(site, attempt, region, step, header.position, before))
-        await self._pressure.require_room(state, layout)
+        await self._pressure.require_room(state, layout, optimizer)
         carried = {sent.digest: body} if len(parts) == 1 and len(body) <= SMALL else {}
         try:
             update = await run_it(read_update, header, arrays, layout, optimizer, parts[part])
@@ -110,7 +113,7 @@ class Contributions:
     ) -> dict[int, Part]:
         seat = state.members[sent.site].seat
         assert seat is not None
-        arrival = Arrival(state.id, sent.region, sent.step, sent.site, seat)
+        arrival = Arrival(state.id, sent.region, sent.step, sent.site, seat, sent.position.seq)
         common = digest_json(header.model_dump(mode="json", exclude={"part"}))
         return await self._store.arrivals.add(arrival, sent.part, part, common)
 

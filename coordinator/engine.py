@@ -67,6 +67,9 @@ class Engine:
             reason = after.ended_because or after.paused_because
             because = {"because": reason} if reason else {}
             log.info("run", run=after.id, status=str(after.status), **because)
+        for change in after.changes if after.changes != before.changes else ():
+            if change not in before.changes:
+                log.info("change", run=after.id, **change.model_dump(exclude_none=True))
         _log_members(before, after)
         self.work(after)
 

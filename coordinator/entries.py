@@ -7,11 +7,12 @@ import numpy as np
 from algorithms.schedule import learning_rate
 from algorithms.updates import CODEC_BITS
 from api.payload import digest_json
-from api.schemas import PROTOCOL_VERSION, Position
+from api.schemas import PROTOCOL_VERSION, InForce, Position
 from coordinator.events import Norm
+from coordinator.in_force import optimizer_at
 from coordinator.records import Region, RunState
 
-__all__ = ["anchor_header", "position_after", "start_header", "step_header"]
+__all__ = ["anchor_header", "change_header", "position_after", "start_header", "step_header"]
 
 Header = dict[str, Any]
 _GENESIS = "0" * 64
@@ -45,7 +46,8 @@ def step_header(state: RunState, region: Region, parts: tuple[str, ...], norms: 
     """The entry that closes the region's round; `parts` is empty if everybody abstained (A7)."""
     assert state.layout is not None
     assert region.round is not None
-    round_, optimizer = region.round, state.spec.optimizer
+    round_ = region.round
+    optimizer = optimizer_at(state, region.name, round_.step)
     lr = learning_rate(
         round_.step,
         lr=optimizer.lr,
@@ -95,3 +97,8 @@ def anchor_header(
             {"region": name, "digest": copy, "weight": weight} for name, copy, weight in sorted(participants)
         ],
     }
+
+
+def change_header(region: Region, from_step: int, settings: InForce) -> Header:
+    """All settings that could have changed, as they are from now on."""
+    return _common("change", region) | {"from_step": from_step, **settings.model_dump()}

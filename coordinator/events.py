@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from api.schemas import Position
+from api.schemas import Change, Position
 from coordinator.records import Layout, Sent, Start
 
 # --- what people ask for ----------------------------------------------------------------------------------------------
@@ -27,6 +27,11 @@ class PauseRequested:
 @dataclass(frozen=True)
 class ResumeRequested:
     pass
+
+
+@dataclass(frozen=True)
+class ChangeRequested:
+    change: Change
 
 
 @dataclass(frozen=True)
@@ -257,6 +262,7 @@ Event = (
     | StopRequested
     | PauseRequested
     | ResumeRequested
+    | ChangeRequested
     | SiteAdded
     | SiteRemoved
     | SeatTaken

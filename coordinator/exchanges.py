@@ -50,10 +50,10 @@ class Exchanges:
         self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
     ) -> Answer:
         state = (self._store.seen(run) or await self._store.load(run)).state
-        if region not in state.regions or state.layout is None or _closed(state, region, step):
+        if not _open(state, region, step):
             state = (await self._store.load(run)).state
         _known_region(state, region)
-        last = part == (count := len(await self._contributions.parts(state))) - 1
+        last = part == (count := len(await self._contributions.parts(state, region, step))) - 1
         if _closed(state, region, step):
             whole = contribution_digest([hashlib.sha256(body).hexdigest()]) if count == 1 else None
             return await self._answer_closed(run, region, step, site, "contributors", whole)
@@ -196,6 +196,12 @@ class Exchanges:
         copies = outer.fragments[fragment].copies.items()
         first = next((holder for holder, copy in copies if copy == digest and holder in there), None)
         return schemas.AnnouncementReply(upload=first == site)
+
+
+def _open(state: RunState, region: str, step: int) -> bool:
+    """However old such a state is: with what settings the step is done it knows."""
+    round_ = state.regions[region].round if region in state.regions else None
+    return round_ is not None and round_.step == step
 
 
 def _closed(state: RunState, region: str, step: int) -> bool:

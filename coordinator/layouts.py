@@ -7,11 +7,11 @@ from algorithms.layout import ParameterLayout
 from algorithms.traffic import contribution_bytes
 from api.errors import ConflictError, InvalidError
 from api.payload import canonical_json
-from api.schemas import RunSpec
+from api.schemas import OptimizerSpec, RunSpec
 from coordinator.kept_blobs import KeptBlobs
 from coordinator.records import Layout, RunState
 
-__all__ = ["Layouts", "checked_layout", "require_same_layout"]
+__all__ = ["Layouts", "checked_layout", "require_few_parts", "require_same_layout"]
 
 _KEPT = 32
 MAX_PARTS = 1024
@@ -56,17 +56,22 @@ def checked_layout(value: dict[str, object], spec: RunSpec) -> ParameterLayout:
             if getattr(layout, name) != getattr(spec.optimizer, name):
                 theirs = getattr(spec.optimizer, name)
                 raise ValueError(f"the layout has {name} {getattr(layout, name)}, the run's spec {theirs}")
-        size = contribution_bytes(layout, spec.optimizer.k, spec.optimizer.codec, spec.optimizer.indices)
-        if size > (limit := MAX_PARTS * spec.part_bytes):
-            raise ValueError(
-                f"a contribution to this model would take {size} bytes, more than the {limit} of {MAX_PARTS} parts of "
-                f"part_bytes = {spec.part_bytes}: lower optimizer.k (now {spec.optimizer.k}) or use codec sign"
-            )
+        require_few_parts(layout, spec.optimizer, spec.part_bytes)
         if spec.outer is not None:
             layout.fragments(spec.outer.fragments)
     except ValueError as error:
         raise InvalidError("bad_layout", f"layout: {error}") from None
     return layout
+
+
+def require_few_parts(layout: ParameterLayout, optimizer: OptimizerSpec, part_bytes: int) -> None:
+    """Raises ValueError if contributions would have too many."""
+    size = contribution_bytes(layout, optimizer.k, optimizer.codec, optimizer.indices)
+    if size > (limit := MAX_PARTS * part_bytes):
+        raise ValueError(
+            f"a contribution to this model would take {size} bytes, more than the {limit} of {MAX_PARTS} parts of "
+            f"part_bytes = {part_bytes}: lower optimizer.k (now {optimizer.k}) or use codec sign"
+        )
 
 
 def require_same_layout(theirs: ParameterLayout, ours: ParameterLayout, site: str) -> None:

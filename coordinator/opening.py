@@ -1,27 +1,37 @@
 """Pure: what opens next, in each region and between them."""
 
 from algorithms.schedule import outer_due
-from coordinator.records import FragmentRound, OuterRound, Round, RunState
-from coordinator.transitions import with_, with_region
+from coordinator.changes import changed
+from coordinator.in_force import every_at
+from coordinator.records import FragmentRound, OuterRound, Region, Round, RunState
+from coordinator.transitions import Transition, with_, with_region
 
 __all__ = ["left_behind", "opened", "outer_round_due"]
 
 
-def opened(state: RunState) -> RunState:
+def opened(state: RunState) -> Transition:
     """Opens what comes next wherever nothing is open. Regions without a live member do not hold up an outer round.
 
     But what they have accepted comes into their logs before they are taken along (A1).
     """
+    done = Transition(state)
     if state.outer is not None:
-        return state
+        return done
     live, due = _live_regions(state), _due_regions(state)
     if live and live <= due:
         aggregating = any(region.round is not None and region.round.frozen for region in state.regions.values())
-        return state if aggregating else _outer_opened(state, live)
+        return done if aggregating else Transition(_outer_opened(state, live))
     for name, region in state.regions.items():
         if region.round is None and name not in due and region.step < state.spec.steps:
-            state = with_region(state, name, round=Round(step=region.step + 1))
-    return state
+            done = done.then(_round_opened(done.state, region))
+    return done
+
+
+def _round_opened(state: RunState, region: Region) -> Transition:
+    """What changes with its step comes into the log right before: so whoever contributes has taken note (A21)."""
+    step = region.step + 1
+    done = changed(state, region, step)
+    return done.then(Transition(with_region(done.state, region.name, round=Round(step=step))))
 
 
 def left_behind(state: RunState) -> list[str]:
@@ -43,11 +53,7 @@ def _due_regions(state: RunState) -> set[str]:
 
 def outer_round_due(state: RunState, step: int) -> bool:
     """Whether the outer round after this step is due and has not been held."""
-    if state.spec.outer is None:
-        return False
-    every, steps = state.spec.outer.every, state.spec.steps
-    last = min(state.outer_rounds * every, steps)
-    return step > last and outer_due(step, every, steps)
+    return step > state.outer_step and outer_due(step, every_at(state, step), state.spec.steps)
 
 
 def _outer_opened(state: RunState, live: set[str]) -> RunState:

@@ -8,6 +8,7 @@ from api.errors import ConflictError
 from api.schemas import Resume
 from coordinator.entries import anchor_header
 from coordinator.events import Announced, Averaged
+from coordinator.in_force import in_force_at
 from coordinator.quorum import agreed_copy, all_announced, remaining
 from coordinator.records import FragmentRound, RunState
 from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member
@@ -126,6 +127,13 @@ def _outer_finished(state: RunState) -> Transition:
     regions = {}
     for name, region in state.regions.items():
         assert region.head is not None
-        resume = Resume(position=region.head, step=outer.step, anchors=anchors)
+        resume = Resume(
+            position=region.head,
+            step=outer.step,
+            outer_round=outer.number,
+            in_force=in_force_at(state, outer.step),
+            anchors=anchors,
+        )
         regions[name] = region.model_copy(update={"tokens": 0, "resume": resume})
-    return Transition(with_(state, outer=None, outer_rounds=outer.number, regions=regions), outer_round=summary)
+    state = with_(state, outer=None, outer_rounds=outer.number, outer_step=outer.step, regions=regions)
+    return Transition(state, outer_round=summary)

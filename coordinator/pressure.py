@@ -6,6 +6,7 @@ from functools import lru_cache
 from algorithms.layout import ParameterLayout
 from algorithms.traffic import contribution_bytes
 from api.errors import StorageFullError, TooManyRequestsError
+from api.schemas import OptimizerSpec
 from coordinator.records import RunState
 from coordinator.store import Store
 
@@ -22,14 +23,14 @@ class Pressure:
         self._budget_mb = budget_mb
         self._reading: tuple[float, int] | None = None
 
-    async def require_room(self, state: RunState, layout: ParameterLayout) -> None:
+    async def require_room(self, state: RunState, layout: ParameterLayout, optimizer: OptimizerSpec) -> None:
         """For one more part.
 
         Raises:
             StorageFullError: the contributions of one round of this run are more than the budget, so they never fit.
             TooManyRequestsError: there is no room now.
         """
-        optimizer, budget = state.spec.optimizer, self._budget_mb << 20
+        budget = self._budget_mb << 20
         sites = max(len(state.live()), 1)
         needed = sites * _bytes_of_one(layout, optimizer.k, optimizer.codec, optimizer.indices)
         if needed > budget:

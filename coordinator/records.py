@@ -5,7 +5,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from algorithms.settings import STATEFUL_BASE_UPDATES
-from api.schemas import Condition, Position, Resume, RunSpec, RunStatus
+from api.schemas import Change, Condition, Position, Resume, RunSpec, RunStatus
 
 __all__ = [
     "FragmentRound",
@@ -56,7 +56,11 @@ class Round(Record):
 class Region(Record):
     """Sites that share one log.
 
-    `tokens`: trained on since the last anchor (A12). `resume`: where the log may be entered instead of at entry 0.
+    Attributes:
+        tokens: trained on since the last anchor (A12).
+        resume: where the log may be entered instead of at entry 0.
+        changes: how many of the run's changes the log has.
+        unchanged: the newest entry that is no change; a site that has applied no later one does not know the settings.
     """
 
     name: str
@@ -65,6 +69,8 @@ class Region(Record):
     tokens: int = 0
     round: Round | None = None
     resume: Resume | None = None
+    changes: int = 0
+    unchanged: int = 0
 
 
 class Missed(Record):
@@ -182,6 +188,8 @@ class RunState(Record):
     """Everything about a run.
 
     Attributes:
+        outer_step: the step of the last outer round that is complete.
+        changes: of settings, by the step from which on they hold.
         paused_because: why the run was paused, if nobody has asked for that.
         storage_full: pending work is left alone until the run is resumed.
         held_back: why contributions wait, until one is taken in.
@@ -200,10 +208,12 @@ class RunState(Record):
     start: Start | None = None
     outer: OuterRound | None = None
     outer_rounds: int = 0
+    outer_step: int = 0
     anchors: tuple[str | None, ...] = ()
     momenta: tuple[str | None, ...] = ()
     final_stored: bool = False
     alarms: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
     paused_because: str = ""
     storage_full: bool = False
     held_back: str = ""

@@ -4,13 +4,24 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from api.errors import ConflictError, ForbiddenError, GoneError
+from api.schemas import Position
 from coordinator.entries import step_header
 from coordinator.events import Abstained, Aggregated, Answer, AnsweredLate, Contributed, Norm, PartSent, Refused
 from coordinator.quorum import DELAYS_KEPT
 from coordinator.records import Member, Missed, Region, Round, RunState, Sent
 from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member, with_region
 
-__all__ = ["abstained", "admitted", "aggregated", "answered_late", "contributed", "emptied", "frozen", "refused"]
+__all__ = [
+    "abstained",
+    "admitted",
+    "aggregated",
+    "answered_late",
+    "contributed",
+    "emptied",
+    "frozen",
+    "refused",
+    "require_known_settings",
+]
 
 
 def _open_round(state: RunState, event: Answer | PartSent) -> tuple[Region, Round]:
@@ -23,6 +34,7 @@ def _open_round(state: RunState, event: Answer | PartSent) -> tuple[Region, Roun
     context = {"step": region.step, "round": region.round.step if region.round else None}
     if event.step <= region.step:
         raise GoneError("closed_without_you", f"the round of step {event.step} is closed", context=context)
+    require_known_settings(region, event.step, event.site, event.position)
     if event.step == region.step + 1 and region.head != event.position:
         raise ConflictError(
             "off_chain",
@@ -35,6 +47,22 @@ def _open_round(state: RunState, event: Answer | PartSent) -> tuple[Region, Roun
             "round_not_open", f"step {event.step} of region {region.name} is not open; {now}", context=context
         )
     return region, region.round
+
+
+def require_known_settings(region: Region, step: int, site: str, position: Position) -> None:
+    """Of a site whose last entry is this.
+
+    Raises:
+        GoneError: there are changes after it, which hold for this step.
+    """
+    seq = position.seq
+    if step == region.step + 1 and region.head is not None and region.unchanged <= seq < region.head.seq:
+        raise GoneError(
+            "settings_changed",
+            f"step {step} has other settings than the ones before: site {site} is to apply entry {seq + 1} and what "
+            "follows, and to contribute by these",
+            context={"seq": seq + 1},
+        )
 
 
 def admitted(part: PartSent, state: RunState) -> Sent | None:

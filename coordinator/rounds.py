@@ -25,13 +25,10 @@ def parts_of(layout: ParameterLayout, optimizer: OptimizerSpec, part_bytes: int)
     return cut(layout, optimizer.k, optimizer.codec, optimizer.indices, part_bytes)
 
 
-def read_header(
-    body: bytes, layout: ParameterLayout, optimizer: OptimizerSpec
-) -> tuple[ContributionHeader, dict[str, NDArray[Any]]]:
-    """The header of a part, checked but for its number, and the packed arrays, as they are.
+def read_header(body: bytes) -> tuple[ContributionHeader, dict[str, NDArray[Any]]]:
+    """The header of a part and the packed arrays, as they are.
 
     Raises:
-        ConflictError: made for another layout or with other settings than the run's.
         InvalidError: malformed.
     """
     try:
@@ -42,7 +39,6 @@ def read_header(
         raise InvalidError("bad_contribution", f"contribution header: {'; '.join(faults[:5])}", errors=faults) from None
     except ValueError as error:
         raise InvalidError("bad_contribution", str(error)) from None
-    check_header(header, layout, optimizer)
     return header, arrays
 
 
@@ -73,6 +69,10 @@ def read_update(
 
 
 def check_header(header: ContributionHeader, layout: ParameterLayout, optimizer: OptimizerSpec) -> None:
+    """Raises:
+    ConflictError: made for another layout or with other settings than the run's.
+    InvalidError: of another version.
+    """
     if header.version != PROTOCOL_VERSION:
         raise InvalidError("bad_contribution", f"contribution version {header.version}; this is {PROTOCOL_VERSION}")
     sent = {"layout": header.layout, "codec": header.codec, "indices": header.indices, "k": header.k}
@@ -109,7 +109,7 @@ def aggregate_part(
     def read(one: SparseUpdate | bytes) -> SparseUpdate:
         if isinstance(one, SparseUpdate):
             return one
-        return read_update(*read_header(one, layout, optimizer), layout, optimizer, chunks)
+        return read_update(*read_header(one), layout, optimizer, chunks)
 
     update = aggregate(
         (read(contributions[site]) for site in sites),

@@ -23,6 +23,7 @@ from coordinator.engine import Engine
 from coordinator.events import (
     AnsweredLate,
     CaughtUp,
+    ChangeRequested,
     FinalReported,
     LayoutPresented,
     PauseRequested,
@@ -38,7 +39,7 @@ from coordinator.events import (
 from coordinator.exchanges import Exchanges
 from coordinator.guards import Guards
 from coordinator.kept_blobs import KeptBlobs
-from coordinator.layouts import Layouts, checked_layout, require_same_layout
+from coordinator.layouts import Layouts, checked_layout, require_few_parts, require_same_layout
 from coordinator.logs import Logs
 from coordinator.packing import Packer
 from coordinator.pressure import Pressure
@@ -203,6 +204,16 @@ class CoordinatorService:
 
     async def resume_run(self, run: str) -> schemas.Run:
         return run_view(await self._engine.apply(run, ResumeRequested()))
+
+    async def change_run(self, run: str, change: schemas.Change) -> schemas.Run:
+        state = (await self._store.load(run)).state
+        if change.k is not None and state.layout is not None:
+            optimizer = state.spec.optimizer.model_copy(update={"k": change.k})
+            try:
+                require_few_parts(await self._layouts.of(state), optimizer, state.spec.part_bytes)
+            except ValueError as error:
+                raise InvalidError("bad_change", str(error)) from None
+        return run_view(await self._engine.apply(run, ChangeRequested(change)))
 
     async def add_site(self, run: str, site: str) -> schemas.Run:
         spec = (await self._store.load(run)).state.spec

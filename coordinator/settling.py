@@ -85,7 +85,7 @@ def _moved_on(state: RunState, now: datetime) -> Transition:
     if done.state.status is RunStatus.RUNNING:
         for name in left_behind(done.state):
             done = done.then(_round_ended(done.state, done.state.regions[name], now))
-        done = done.then(Transition(opened(done.state)))
+        done = done.then(opened(done.state))
     return done.then(Transition(_ended(with_alarms(done.state), now)))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from coordinator import events, lifecycle, membership, outer_events, round_events, settling
+from coordinator import changes, events, lifecycle, membership, outer_events, round_events, settling
 from coordinator.events import Event
 from coordinator.outer_events import region_copies
 from coordinator.quorum import all_announced
@@ -27,6 +27,7 @@ TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
     events.StopRequested: lifecycle.stop_requested,
     events.PauseRequested: lifecycle.pause_requested,
     events.ResumeRequested: lifecycle.resume_requested,
+    events.ChangeRequested: changes.change_requested,
     events.SiteAdded: membership.site_added,
     events.SiteRemoved: membership.site_removed,
     events.SeatTaken: membership.seat_taken,

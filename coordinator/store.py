@@ -508,9 +508,10 @@ def _contributions(state: RunState) -> set[str]:
 def _closed_arrivals(before: RunState, after: RunState) -> list[Arrival]:
     """Of rounds that are closed, and whose contributions have several parts."""
     return [
-        Arrival(before.id, region.name, region.round.step, member.site, member.seat)
+        Arrival(before.id, region.name, region.round.step, member.site, member.seat, region.head.seq)
         for region in before.regions.values()
-        if region.round is not None and any(len(sent.parts) > 1 for sent in region.round.contributions.values())
+        if region.round is not None and region.head is not None
+        if any(len(sent.parts) > 1 for sent in region.round.contributions.values())
         if after.status.terminal or after.regions[region.name].step >= region.round.step
         for member in before.members.values()
         if member.region == region.name and member.seat is not None

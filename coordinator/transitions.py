@@ -60,7 +60,8 @@ def in_status(state: RunState, status: RunStatus, since: datetime, because: str 
 
 def append(state: RunState, region: Region, header: Header) -> Transition:
     """`region`, whose log the header goes on."""
-    region = region.model_copy(update={"head": position_after(header)})
+    unchanged = region.unchanged if header["kind"] == "change" else header["seq"]
+    region = region.model_copy(update={"head": position_after(header), "unchanged": unchanged})
     return Transition(with_(state, regions={**state.regions, region.name: region}), ((region.name, header),))
 
 

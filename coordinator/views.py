@@ -24,6 +24,7 @@ def run_view(state: RunState) -> schemas.Run:
             for region in state.regions.values()
         ],
         alarms=list(state.alarms),
+        changes=list(state.changes),
     )
 
 

@@ -113,6 +113,9 @@ class CatchUp:
         if header["kind"] == "anchor":
             self._replica.apply_anchor(header)
             return
+        if header["kind"] == "change":
+            self._replica.apply_change(header)
+            return
         message = None
         if self._client is not None:
             message = self._client.entry(self._session.run, self._session.region, header["seq"], 0)

@@ -36,7 +36,12 @@ log = structlog.get_logger()
 _ABSTAINS = b""
 _ENDED = b""
 _BEHIND = b"behind"
-_INSTEAD = {"run_ended": _ENDED, "closed_without_you": _BEHIND, "log_trimmed": _BEHIND}
+_INSTEAD = {
+    "run_ended": _ENDED,
+    "closed_without_you": _BEHIND,
+    "settings_changed": _BEHIND,
+    "log_trimmed": _BEHIND,
+}
 """Of an entry, by the code of the refusal."""
 
 
@@ -45,8 +50,9 @@ class Exchange:
 
     With `rounds.overlap` the round trip goes on while the next gradients are computed (rule A9). The step changes
     nothing, and `ended` is set, once the run has ended at the coordinator; so it does, and `behind` is set, if the
-    round was closed without this site: what it would have sent stays in its momentum. So it does if the entry does not
-    list what these ranks have sent: earlier ones may have answered the round.
+    round was closed without this site, or has other settings than it knows: what it would have sent stays in its
+    momentum. So it does if the entry does not list what these ranks have sent: earlier ones may have answered the
+    round.
     """
 
     def __init__(

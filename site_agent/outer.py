@@ -43,9 +43,9 @@ class OuterRounds:
     def due(self) -> bool:
         """Whether an outer round follows the last step, and has not been held for all fragments."""
         outer, replica = self._spec.outer, self._replica
-        if outer is None or replica.step == 0 or not outer_due(replica.step, outer.every, self._spec.steps):
+        if outer is None or replica.step == 0 or len(replica.anchored) == outer.fragments:
             return False
-        return len(replica.anchored) < outer.fragments
+        return bool(replica.anchored) or outer_due(replica.step, replica.every, self._spec.steps)
 
     def hold(self) -> bool:
         """Takes part in the outer round that is due, as far as it is still to be held; False if the run ended."""
@@ -56,7 +56,7 @@ class OuterRounds:
         digests = {fragment: hashlib.sha256(copy).hexdigest() for fragment, copy in copies.items()}
         self._compare(list(digests.values()))
         started = time.monotonic()
-        number = -(-replica.step // outer.every)
+        number = replica.outer_round + (not replica.anchored)
         agreed = self._agree(number, copies, digests) if self._client is not None else None
         self.left_out, headers = json.loads(self._ranks.share(agreed))
         for header in headers:

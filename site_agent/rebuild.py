@@ -84,6 +84,7 @@ class _Rebuild:
         self._copies = 0
         self._differing: list[int] = []
         self._apply = {"start": self._start, "step": self._step, "anchor": self._anchor}
+        self._apply["change"] = self._replica.apply_change
 
     def run(self, to: int | None, progress: Progress) -> Rebuilt:
         head = self._client.log(self._run.id, self._region, 0, 1).head

@@ -1,6 +1,7 @@
 """A site's replica of the parameters: `parameters(s) = apply(entry s, parameters(s-1))`, along the hash chain."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from algorithms.step_entry import StepEntry
 from algorithms.updates import AggregateUpdate, Codec
 from api.errors import IsthmusError
 from api.payload import decode_message, digest_json
-from api.schemas import Position, Resume
+from api.schemas import InForce, Position, Resume
 
 __all__ = ["Replica", "load_buffers", "save_buffers"]
 
@@ -38,7 +39,7 @@ class Replica:
         fragments: ranges of tensors that outer-step together.
         site: this site's name, to find itself among contributors.
         fetch, fetch_part: get a blob, and a part of an entry, at every local rank.
-        part_bytes: of the run's spec.
+        part_bytes, every: of the run's spec.
     """
 
     def __init__(
@@ -50,11 +51,16 @@ class Replica:
         fetch: Fetch,
         fetch_part: FetchPart,
         part_bytes: int = PART_BYTES,
+        every: int | None = None,
     ) -> None:
         self.position: Position | None = None
         self.step = 0
         self.listed = 0
         """The last step whose entry lists this site, whichever of its ranks had sent that."""
+        self.every = every
+        """Inner steps between outer steps."""
+        self.outer_round = 0
+        """The last one of which an anchor was taken."""
         self.anchored: set[int] = set()
         """Fragments that have taken an anchor of the outer round after `step`."""
         self._optimizer = optimizer
@@ -136,7 +142,8 @@ class Replica:
             self._optimizer.write_parameters(tensors, _floats(self._fetch(digest)))
         self.position = resume.position
         self._optimizer.steps = self.step = resume.step
-        self.anchored = set(range(len(self._fragments)))
+        self.outer_round = resume.outer_round
+        self._go_on_with(resume.in_force)
 
     def load_buffers(self, start: Header) -> None:
         """Those of entry 0."""
@@ -149,11 +156,23 @@ class Replica:
             self.anchored.clear()
         self._follow(header, "anchor")
         self.anchored.add(header["fragment"])
+        self.outer_round = header["outer_round"]
         self._optimizer.steps = header["step"]
         digest = header["digest"]
         if held == digest:
             return
         self._optimizer.write_parameters(self._fragments[header["fragment"]], _floats(self._fetch(digest)))
+
+    def apply_change(self, header: Header) -> None:
+        """From the next step on the settings are others (rule A21)."""
+        self._follow(header, "change")
+        self._go_on_with(InForce(lr=header["lr"], k=header["k"], every=header["every"]))
+
+    def _go_on_with(self, settings: InForce) -> None:
+        """Whatever outer round was due after the last step is over; the learning rate is in every entry."""
+        self.anchored = set(range(len(self._fragments)))
+        self._optimizer.settings = replace(self._optimizer.settings, k=settings.k)
+        self.every = settings.every
 
     def _follow(self, header: Header, *kinds: str) -> None:
         expected = _GENESIS if self.position is None else self.position.hash

@@ -127,9 +127,11 @@ class Site:
             **self.spec.optimizer.settings(),
         )
         self._optimizer = optimizer
-        fragments = optimizer.layout.fragments(self.spec.outer.fragments) if self.spec.outer else ()
+        outer = self.spec.outer
+        fragments = optimizer.layout.fragments(outer.fragments) if outer else ()
         fetches = self._fetch, self._fetch_part
-        self._replica = Replica(optimizer, model, fragments, self.name, *fetches, self.spec.part_bytes)
+        every = outer.every if outer else None
+        self._replica = Replica(optimizer, model, fragments, self.name, *fetches, self.spec.part_bytes, every)
         self._exchange.attach(self._replica)
         self._outer = OuterRounds(self.spec, self._session, self._local, self._client, self._replica)
         self._metrics.describe(ddp_bytes_per_step=float(ddp_bytes(optimizer.layout)))
@@ -249,9 +251,9 @@ class Site:
 
     def _is_looked_at(self, step: int) -> bool:
         """Whether the parameters after this step are wanted before the next one: for them nothing overlaps."""
-        outer, every = self.spec.outer, self._evaluation[1] if self._evaluation else None
+        every = self._evaluation[1] if self._evaluation else None
         evaluated = every is not None and step % every == 0
-        return evaluated or step == self.spec.steps or outer_due(step, outer.every if outer else None, self.spec.steps)
+        return evaluated or step == self.spec.steps or outer_due(step, self._replica.every, self.spec.steps)
 
     def _settle(self, optimizer: DeMo) -> None:
         """Ends a step: its entry is applied, or those of others if its round was closed without this site."""

@@ -19,7 +19,8 @@ def absent_names(optimizer: DeMo, contribution: SparseUpdate) -> list[str]:
 def pack_shard(optimizer: DeMo, contribution: SparseUpdate, **header: Any) -> bytes:
     """This rank's part of a contribution, with more fields for its header."""
     arrays = pack_contribution(contribution, optimizer.layout, optimizer.settings.codec)
-    return encode_message("shard", {**header, "absent": absent_names(optimizer, contribution)}, arrays)
+    facts = {"k": optimizer.settings.k, "absent": absent_names(optimizer, contribution)}
+    return encode_message("shard", {**header, **facts}, arrays)
 
 
 def read_shard(optimizer: DeMo, shard: bytes, rank: int, ranks: int) -> tuple[SparseUpdate, dict[str, Any]]:
@@ -29,7 +30,7 @@ def read_shard(optimizer: DeMo, shard: bytes, rank: int, ranks: int) -> tuple[Sp
         arrays,
         optimizer.layout,
         codec=optimizer.settings.codec,
-        k=optimizer.settings.k,
+        k=header["k"],
         absent=header["absent"],
         chunks=optimizer.layout.shard(rank, ranks),
     )

@@ -642,7 +642,7 @@ def replay(
             begin, end = fragments[header["fragment"]]
             parameters = parameters | replay_anchor(parameters, names[begin:end], header["digest"], blobs)
         else:
-            raise AssertionError(f"entry of unknown kind {header['kind']!r}")
+            assert header["kind"] == "change", f"entry of unknown kind {header['kind']!r}"
     return parameters
 
 

@@ -54,13 +54,13 @@ def registration(secret=None, *, region="west", protocol=PROTOCOL_VERSION, tasks
     )
 
 
-def coefficients(seed, scale=0.5, layout=LAYOUT):
+def coefficients(seed, scale=0.5, layout=LAYOUT, k=OPTIMIZER.k):
     """A contribution with values in every chunk; `scale` is a power of two, so that bfloat16 holds it."""
     random = np.random.default_rng(seed)
     shapes = {}
     for shape in layout.shapes:
         numbers, elements = layout.select(shape), shape[0] * shape[1]
-        count = kept(OPTIMIZER.k, elements, layout.chunk)
+        count = kept(k, elements, layout.chunk)
         indices = [np.sort(random.choice(elements, count, replace=False)) for _ in numbers]
         shapes[shape] = Coefficients(
             chunks=numbers,

@@ -13,7 +13,7 @@ import redis
 
 from api.errors import GoneError, NotFoundError, ProblemError
 from api.payload import digest_json, encode_message
-from api.schemas import OptimizerSpec, Position, Resume, RunSpec, RunStatus
+from api.schemas import InForce, OptimizerSpec, Position, Resume, RunSpec, RunStatus
 from coordinator import logs as module
 from coordinator.blob_directory import BlobDirectory
 from coordinator.kept_blobs import KeptBlobs
@@ -103,7 +103,8 @@ class Scene:
                 await self.append("anchor")
 
     async def resume_at(self, seq: int) -> Resume:
-        resume = Resume(position=Position(seq=seq, hash="a" * 64), step=6, anchors=["b" * 64])
+        position, in_force = Position(seq=seq, hash="a" * 64), InForce(lr=1, k=32, every=3)
+        resume = Resume(position=position, step=6, outer_round=2, in_force=in_force, anchors=["b" * 64])
         await self.commit(lambda state: Transition(with_region(state, "west", resume=resume)))
         return resume
 

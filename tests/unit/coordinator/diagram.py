@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from api.errors import ProblemError
-from api.schemas import RunStatus
+from api.schemas import Change, RunStatus
 from coordinator import events
 from coordinator.state import TRANSITIONS, AggregateRound, due_at, pending, transition
 from tests.unit.coordinator.runs import NOW, START, Driver, digest_of
@@ -88,6 +88,7 @@ def _events(driver):
     yield events.StopRequested()
     yield events.PauseRequested()
     yield events.ResumeRequested()
+    yield events.ChangeRequested(Change(from_step=2, k=16))
     yield events.WorkFailed("aggregating failed")
     yield events.GuardTripped(2, "the loss is not finite")
     yield events.StorageFull("the disk is full")

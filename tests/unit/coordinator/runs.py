@@ -3,13 +3,13 @@
 import contextlib
 import hashlib
 import json
-import math
 import statistics
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from algorithms.schedule import learning_rate
 from api.errors import ProblemError
 from api.schemas import OuterSpec, Position, RoundsSpec, RunSpec, RunStatus
 from coordinator.events import (
@@ -81,6 +81,7 @@ class Driver:
     def __init__(self, sites, steps=3, every=None, fragments=1, **rounds):
         outer = OuterSpec(every=every, fragments=fragments) if every else None
         self.sites = sites
+        self.schedule = {"steps": steps, "warmup": 0, "schedule": "cosine"}
         self.spec = RunSpec(name="drill", task="drill", steps=steps, outer=outer, rounds=RoundsSpec(**rounds))
         self.state = RunState(id="drill-1", spec=self.spec, created_at=NOW, since=NOW)
         self.now = NOW
@@ -198,10 +199,13 @@ class Driver:
     def _check_region(self, before, name, region):
         step = before.step if before else 0
         log = self.logs[name]
-        jumped = region.step > step and log[-1]["kind"] == "anchor"
+        last = next((line for line in reversed(log) if line["kind"] != "change"), None)
+        jumped = region.step > step and last["kind"] == "anchor"
         assert 0 <= region.step - step <= 1 or jumped
         assert region.step <= self.spec.steps
         assert region.tokens == self.tokens[name]
+        assert region.unchanged == max((line["seq"] for line in log if line["kind"] != "change"), default=0)
+        assert region.changes == sum(line["kind"] == "change" for line in log)
         assert region.head == (Position(seq=len(log) - 1, hash=entry_hash(log[-1])) if log else None)
         assert (region.step, name) in {(line["step"], name) for line in log} | {(0, name)}
         if region.resume is not None:
@@ -211,6 +215,8 @@ class Driver:
             by_fragment = sorted((line["fragment"], line["digest"]) for line in ours)
             assert by_fragment == list(enumerate(region.resume.anchors))
             assert region.resume.step == entry["step"] == self.summaries[-1].step
+            assert region.resume.in_force.model_dump() == self.settings_at(region.resume.step)
+            assert region.resume.outer_round == entry["outer_round"]
 
     def _check_freeze(self, run_before, before, after):
         """Who was waited for when the round was frozen, by the rules of section 2."""
@@ -248,10 +254,25 @@ class Driver:
         benched_until = self.now + timedelta(seconds=self.spec.rounds.bench_s)
         return member.benched_until == benched_until and before is not None and member.missed > before.missed
 
+    def settings_at(self, step):
+        """Learning rate, k and H, by the changes that were taken in."""
+        values = {"lr": self.spec.optimizer.lr, "k": self.spec.optimizer.k, "every": None}
+        values["every"] = self.spec.outer.every if self.spec.outer else None
+        for change in self.state.changes:
+            if change.from_step <= step:
+                values |= {name: value for name, value in vars(change).items() if name in values and value is not None}
+        return values
+
+    def outer_steps(self):
+        """The steps that outer rounds follow, by the changes that were taken in."""
+        if self.spec.outer is None:
+            return []
+        steps = range(1, self.spec.steps + 1)
+        return [step for step in steps if step == self.spec.steps or step % self.settings_at(step)["every"] == 0]
+
     def _left_behind(self, name):
         """Whether every region with a live member has reached the next outer step, but this one."""
-        every = self.spec.outer.every if self.spec.outer else self.spec.steps + 1
-        due = min((self.state.outer_rounds + 1) * every, self.spec.steps)
+        due = next(iter(self.outer_steps()[self.state.outer_rounds :]), self.spec.steps)
         live = [region for region in self.state.regions if self.live(region)]
         return bool(live) and name not in live and all(self.state.regions[there].step == due for there in live)
 
@@ -263,6 +284,8 @@ class Driver:
         log.append(header)
         if header["kind"] == "step":
             self._check_step(region, header)
+        if header["kind"] == "change":
+            self._check_change(region, header)
         if header["kind"] == "anchor":
             weights = {part["region"]: part["weight"] for part in header["participants"]}
             assert weights
@@ -278,8 +301,22 @@ class Driver:
                         key: value for key, value in header.items() if key not in ignored
                     }
 
+    def _check_change(self, region, header):
+        """It comes right before the step is opened, or a later one if the region was taken along."""
+        assert header["from_step"] <= header["step"] + 1
+        assert self.state.regions[region].round.step == header["step"] + 1
+        changes = [line for line in self.logs[region] if line["kind"] == "change"]
+        told = [change.from_step for change in self.state.changes[: len(changes)]]
+        assert [line["from_step"] for line in changes] == told
+
     def _check_step(self, region, header):
         place = region, header["step"]
+        settings = self.settings_at(header["step"])
+        assert header["k"] == settings["k"]
+        assert header["lr"] == [learning_rate(header["step"], lr=settings["lr"], **self.schedule)] * 2
+        changes = [line for line in self.logs[region] if line["kind"] == "change"]
+        if changes:
+            assert {name: changes[-1][name] for name in settings} == settings
         assert place not in self.closed
         self.closed.add(place)
         listed = {line["site"]: line for line in header["contributors"]}
@@ -519,4 +556,4 @@ class Driver:
 
     @property
     def due_outer_rounds(self):
-        return math.ceil(self.spec.steps / self.spec.outer.every) if self.spec.outer else 0
+        return len(self.outer_steps())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from api.errors import ProblemError
-from api.schemas import Position, RunStatus
+from api.schemas import Change, Position, RunStatus
 from coordinator.events import (
     Abstained,
     Aggregated,
@@ -17,6 +17,7 @@ from coordinator.events import (
     AnsweredLate,
     Averaged,
     CaughtUp,
+    ChangeRequested,
     Contributed,
     FinalReported,
     GuardTripped,
@@ -125,6 +126,16 @@ class RunMachine(RuleBasedStateMachine):
         }
         if kind not in ("stop", "remove", "guard", "full") or luck:
             self.send(asked[kind])
+
+    @rule(
+        ahead=st.integers(-1, 3),
+        lr=st.sampled_from((None, 1e-3, 2e-3)),
+        k=st.sampled_from((None, 16, 32)),
+        every=st.sampled_from((None, 1, 2, 3, 5)),
+    )
+    def change(self, ahead, lr, k, every):
+        newest = max((region.step for region in self.driver.state.regions.values()), default=0)
+        self.send(ChangeRequested(Change(from_step=max(newest + 1 + ahead, 1), lr=lr, k=k, every=every)))
 
     @rule(
         kind=st.sampled_from(("seat", "fail", "end", "unseen", "lost", "lost", "back", "bare")),

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from api.errors import ConflictError, GoneError
-from api.schemas import CaughtUpReply, LogPage, OuterSpec, Position, Resume, RoundsSpec
+from api.schemas import CaughtUpReply, InForce, LogPage, OuterSpec, Position, Resume, RoundsSpec
 from api.service import Answer
 from site_agent.catch_up import CatchUp
 from site_agent.exchange import Exchange
@@ -52,7 +52,8 @@ class Log:
             raise count
         assert wait is not None
         self.waits.append(wait)
-        items = [{"kind": "anchor", "seq": start + number} for number in range(count or 0)]
+        seqs = range(start, start + (count or 0))
+        items = [{"kind": "change" if seq % 2 else "anchor", "seq": seq} for seq in seqs]
         return LogPage(items=items, head=HEAD, ended=count is None)
 
     def resume(self, resume: Resume) -> None:
@@ -69,6 +70,8 @@ class Log:
         assert header["seq"] == self.applied
         self.applied += 1
 
+    apply_change = apply_anchor
+
     def to_head(self, wait: float = 0.0) -> bool:
         there: Any = self
         ranks: Any = OneRank()
@@ -84,7 +87,8 @@ def test_entries_that_come_after_the_report_are_applied_before_the_next_batch() 
 
 
 def test_where_the_log_was_trimmed_it_is_entered_at_a_later_place() -> None:
-    resume = Resume(position=Position(seq=50, hash="1" * 64), step=40, anchors=["2" * 64])
+    position, in_force = Position(seq=50, hash="1" * 64), InForce(lr=1, k=32, every=10)
+    resume = Resume(position=position, step=40, outer_round=4, in_force=in_force, anchors=["2" * 64])
     trimmed = GoneError("log_trimmed", "gone", context={"resume": resume.model_dump(mode="json")})
     log = Log(polls=[3, trimmed, 2, 0], active=[False, True])
     assert log.to_head()
@@ -108,8 +112,9 @@ def test_a_run_that_stops_meanwhile_ends_the_catching_up() -> None:
         Log(polls=[3], active=[GoneError("other", "of another kind")]).to_head()
 
 
-def test_a_site_is_behind_until_it_takes_part_again() -> None:
-    answers: list[Any] = [GoneError("closed_without_you", "late"), Answer(b"entry")]
+@pytest.mark.parametrize("code", ["closed_without_you", "settings_changed"])
+def test_a_site_is_behind_until_it_takes_part_again(code: str) -> None:
+    answers: list[Any] = [GoneError(code, "late"), Answer(b"entry")]
 
     def abstain(*_: object) -> Any:
         answer = answers.pop(0)
@@ -196,6 +201,6 @@ def test_only_the_last_part_waits_and_all_are_sent_again_if_some_are_missing(tmp
 )
 def test_when_an_outer_round_is_still_to_be_held(step: int, anchored: set[int], due: bool) -> None:
     spec: Any = SimpleNamespace(outer=OuterSpec(every=4, fragments=2), steps=10)
-    replica: Any = SimpleNamespace(step=step, anchored=anchored)
+    replica: Any = SimpleNamespace(step=step, anchored=anchored, every=4)
     ranks: Any = OneRank()
     assert OuterRounds(spec, SESSION, ranks, None, replica).due is due

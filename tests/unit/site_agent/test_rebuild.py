@@ -14,6 +14,7 @@ from api.errors import GoneError, IsthmusError
 from api.payload import digest_json, encode_message
 from api.schemas import (
     Condition,
+    InForce,
     LogPage,
     MemberView,
     OptimizerSpec,
@@ -64,6 +65,8 @@ class Log:
             resume = Resume(
                 position=Position(seq=anchors[-1]["seq"], hash=digest_json(anchors[-1])),
                 step=anchors[-1]["step"],
+                outer_round=anchors[-1]["outer_round"],
+                in_force=InForce(lr=1.0, k=self.spec.optimizer.k, every=5),
                 anchors=[header["digest"] for header in anchors],
             )
             raise GoneError("log_trimmed", "gone", context={"resume": resume.model_dump()})
@@ -118,7 +121,7 @@ class Log:
             own = "1" * 64 if wrong else hashlib.sha256(copy).hexdigest()
             participants = [{"region": "east", "digest": "2" * 64}, {"region": "west", "digest": own}]
             anchor = self.blob(self.random.standard_normal(size))
-            self.append("anchor", fragment=fragment, digest=anchor, participants=participants)
+            self.append("anchor", outer_round=1, fragment=fragment, digest=anchor, participants=participants)
 
     def reference(self, log: list[Any] | None = None) -> dict[str, np.ndarray]:
         ranges = [(tensors.start, tensors.stop) for tensors in self.model.fragments(FRAGMENTS)]
@@ -182,6 +185,7 @@ def two_outer_rounds(**optimizer: Any) -> Log:
         log.step()
         log.step()
         log.outer()
+    log.append("change", from_step=5, lr=1.0, k=7, every=3)
     log.step(empty=True)
     log.step()
     return log
@@ -201,15 +205,15 @@ def test_the_same_bits_as_the_reference(optimizer):
     log = two_outer_rounds(**optimizer)
     rebuilt = log.rebuilt()
     assert rebuilt.digest == log.expected()
-    assert (rebuilt.first, rebuilt.seq, rebuilt.step, rebuilt.whole) == (0, 10, 6, True)
+    assert (rebuilt.first, rebuilt.seq, rebuilt.step, rebuilt.whole) == (0, 11, 6, True)
     assert (rebuilt.copies, rebuilt.differing) == (4, ())
 
 
-@pytest.mark.parametrize(("to", "seq"), [(0, 0), (1, 1), (2, 4), (3, 5), (6, 10), (99, 10)])
+@pytest.mark.parametrize(("to", "seq"), [(0, 0), (1, 1), (2, 4), (3, 5), (4, 9), (6, 11), (99, 11)])
 def test_up_to_a_step_with_its_outer_round(to, seq):
     log = two_outer_rounds()
     rebuilt = log.rebuilt(to)
-    assert (rebuilt.seq, rebuilt.whole) == (seq, seq == 10)
+    assert (rebuilt.seq, rebuilt.whole) == (seq, seq == 11)
     assert rebuilt.digest == log.expected(log.items[: seq + 1])
 
 
@@ -218,7 +222,7 @@ def test_a_trimmed_log_is_entered_behind_an_outer_round():
     log.trimmed = 9
     rebuilt = log.rebuilt()
     assert rebuilt.digest == log.expected()
-    assert (rebuilt.first, rebuilt.seq, rebuilt.copies) == (8, 10, 0)
+    assert (rebuilt.first, rebuilt.seq, rebuilt.copies) == (8, 11, 0)
     with pytest.raises(IsthmusError, match=r"begins behind step 4, .* step 3 cannot be rebuilt"):
         log.rebuilt(3)
 
@@ -282,9 +286,9 @@ def test_a_message_with_a_header_of_its_own(monkeypatch):
 def test_a_head_that_the_log_does_not_lead_to(monkeypatch):
     log = two_outer_rounds()
     page = log.log
-    head = Position(seq=10, hash="1" * 64)
+    head = Position(seq=11, hash="1" * 64)
     monkeypatch.setattr(log, "log", lambda *place: page(*place).model_copy(update={"head": head}))
-    with pytest.raises(IsthmusError, match="entry 10 is another than"):
+    with pytest.raises(IsthmusError, match="entry 11 is another than"):
         log.rebuilt()
 
 
@@ -295,7 +299,7 @@ def test_verdicts():
     report = compared(log.run(a=own, b=own), [whole])
     (line,) = report["regions"]
     assert (report["run"], report["equal"], line["equal"]) == ("run", True, True)
-    assert (line["region"], line["seq"], line["step"], line["digest"]) == ("west", 10, 6, own)
+    assert (line["region"], line["seq"], line["step"], line["digest"]) == ("west", 11, 6, own)
     assert line["reported"] == {"a": own, "b": own}
     assert compared(log.run(a=own, b="1" * 64), [whole])["equal"] is False
     for nothing in (

@@ -17,7 +17,7 @@ from algorithms.parts import PART_BYTES
 from algorithms.updates import SparseUpdate
 from api.errors import IsthmusError
 from api.payload import digest_json, encode_message
-from api.schemas import Position, Resume
+from api.schemas import InForce, Position, Resume
 from site_agent.replica import Replica, load_buffers, save_buffers
 from tests.unit.algorithms.test_against_reference import assert_same
 
@@ -102,7 +102,8 @@ def test_along_the_chain(scene: Scene):
     entry = scene.step({}, contributors=[{"site": "b", "digest": SENT}])
     assert (entry.update, entry.listed) == (None, False)
     own = scene.replica.read_fragment(1)
-    scene.replica.apply_anchor(scene.header("anchor", fragment=1, digest=scene.blob(bytes(len(own)))), held="0" * 64)
+    header = scene.header("anchor", outer_round=1, fragment=1, digest=scene.blob(bytes(len(own))))
+    scene.replica.apply_anchor(header, held="0" * 64)
     assert scene.replica.read_fragment(1) == bytes(len(own))
     assert scene.replica.read_fragment(0) == (np.arange(scene.elements, dtype="<f4") - 0.5).tobytes()[: -len(own)]
     assert scene.replica.position.seq == 3
@@ -164,7 +165,8 @@ def test_resuming_takes_the_anchors_and_goes_on_from_their_place(scene: Scene):
     fragments = scene.optimizer.layout.fragments(2)
     sizes = [scene.optimizer.layout.fragment_elements(fragment) for fragment in fragments]
     anchors = [scene.blob(np.full(size, 7.0 + number, "<f4").tobytes()) for number, size in enumerate(sizes)]
-    resume = Resume(position=Position(seq=25, hash="a" * 64), step=20, anchors=anchors)
+    position, in_force = Position(seq=25, hash="a" * 64), InForce(lr=1, k=5, every=3)
+    resume = Resume(position=position, step=20, outer_round=4, in_force=in_force, anchors=anchors)
     scene.replica.resume(resume)
     scene.previous = "a" * 64
     parameters = scene.optimizer.read_parameters(range(len(scene.optimizer.layout.tensors))).tolist()
@@ -173,6 +175,21 @@ def test_resuming_takes_the_anchors_and_goes_on_from_their_place(scene: Scene):
     assert scene.optimizer.steps == 20
     scene.optimizer.apply(entry)
     assert (scene.replica.step, scene.optimizer.steps, scene.replica.position.seq) == (21, 21, 26)
+    assert (scene.replica.outer_round, scene.replica.every, scene.optimizer.settings.k) == (4, 3, 5)
+
+
+def test_a_change_holds_from_the_next_step_on(scene: Scene):
+    scene.start()
+    scene.optimizer.apply(scene.step(scene.arrays()))
+    before = scene.optimizer.parameters_digest()
+    header = scene.header("change", from_step=2, lr=0.5, k=5, every=3)
+    scene.replica.apply_change(header)
+    scene.previous = digest_json(header)
+    assert (scene.replica.step, scene.replica.every, scene.optimizer.settings.k) == (1, 3, 5)
+    assert scene.replica.anchored == {0, 1}  # the outer round after step 1, had there been one, is over
+    assert scene.optimizer.parameters_digest() == before
+    scene.step(scene.arrays(), k=5)
+    assert (scene.replica.step, scene.replica.position.seq, scene.replica.anchored) == (2, 3, set())
 
 
 def test_which_fragments_have_the_anchors_of_the_outer_round_after_the_last_step(scene: Scene):
@@ -181,7 +198,7 @@ def test_which_fragments_have_the_anchors_of_the_outer_round_after_the_last_step
     def anchor(step: int, fragment: int) -> set[int]:
         elements = scene.optimizer.layout.fragment_elements(scene.optimizer.layout.fragments(2)[fragment])
         digest = scene.blob(np.full(elements, step, "<f4").tobytes())
-        header = scene.header("anchor", fragment=fragment, digest=digest, step=step)
+        header = scene.header("anchor", outer_round=1, fragment=fragment, digest=digest, step=step)
         scene.replica.apply_anchor(header)
         scene.previous = digest_json(header)
         return scene.replica.anchored
@@ -201,7 +218,7 @@ def test_an_anchor_that_is_what_the_site_holds_is_not_fetched(scene: Scene):
     scene.start()
     own = scene.replica.read_fragment(0)
     held = hashlib.sha256(own).hexdigest()
-    scene.replica.apply_anchor(scene.header("anchor", fragment=0, digest=held), held)
+    scene.replica.apply_anchor(scene.header("anchor", outer_round=1, fragment=0, digest=held), held)
     assert scene.replica.read_fragment(0) == own
 
 

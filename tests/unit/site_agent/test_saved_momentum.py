@@ -1,5 +1,6 @@
 """Momentum from one attempt of a rank to the next: written and read as it was, and used only when it is right."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def test_a_file_holds_all_of_it(tmp_path: Path, owned: tuple[int, int], waiting:
     assert list(tmp_path.iterdir()) == [path]
     fresh = trained(owned)[0]
     fresh.reset_momentum()
+    fresh.settings = replace(fresh.settings, k=7)  # that of the spec, which was changed for what was sent
     saved = load_momentum(path, fresh)
     assert saved is not None
     assert (saved.seq, saved.listed) == (9, 7)
