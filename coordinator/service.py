@@ -5,6 +5,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import structlog
 from redis.exceptions import RedisError
@@ -16,7 +17,7 @@ from api.payload import digest_json
 from api.schemas import RunStatus
 from api.service import Answer, Principal
 from coordinator.access import Access
-from coordinator.blobs import BlobDirectory
+from coordinator.blobs import Blobs, put
 from coordinator.contributions import Contributions
 from coordinator.engine import Engine
 from coordinator.events import (
@@ -35,6 +36,7 @@ from coordinator.events import (
     Ticked,
 )
 from coordinator.exchanges import Exchanges
+from coordinator.guards import Guards
 from coordinator.layouts import Layouts, checked_layout, require_same_layout
 from coordinator.logs import Logs
 from coordinator.packing import Packer
@@ -56,7 +58,7 @@ log = structlog.get_logger()
 class CoordinatorService:
     """Implements `api.service.Service`."""
 
-    def __init__(self, store: Store, blobs: BlobDirectory, settings: Settings) -> None:
+    def __init__(self, store: Store, blobs: Blobs, settings: Settings) -> None:
         self.access = Access(store)
         self._store = store
         self._blobs = blobs
@@ -69,6 +71,7 @@ class CoordinatorService:
         pressure = Pressure(store, settings.redis_budget_mb)
         contributions = Contributions(store, self._layouts, self._engine, pressure, recent)
         self._exchanges = Exchanges(store, blobs, contributions, self._logs, self._engine, recent)
+        self._guards = Guards(store, self._engine)
         self._packer = Packer(store, blobs, settings)
         self._ticked = self._outage_s = 0.0
 
@@ -236,7 +239,7 @@ class CoordinatorService:
     async def upload_start(self, run: str, site: str, attempt: int, start: schemas.StartUpload) -> None:
         state = (await self._store.load(run)).state
         layout = await self._layouts.of(state)
-        size = self._blobs.size(start.parameters)
+        size = await self._blobs.size(start.parameters)
         if size != parameters_bytes(layout):
             raise InvalidError(
                 "wrong_size",
@@ -244,12 +247,12 @@ class CoordinatorService:
                 f"{parameters_bytes(layout)}",
             )
         if start.buffers is not None:
-            self._blobs.size(start.buffers)
+            await self._blobs.size(start.buffers)
         entry = Start(parameters=start.parameters, buffers=start.buffers)
         await self._engine.apply(run, StartUploaded(site, attempt, entry))
 
     async def report_final(self, run: str, site: str, attempt: int, report: schemas.FinalReport) -> schemas.FinalReply:
-        event = FinalReported(site, attempt, report.seq, report.digest, stored=self._blobs.has(report.digest))
+        event = FinalReported(site, attempt, report.seq, report.digest, stored=await self._blobs.has(report.digest))
         state = await self._engine.apply(run, event)
         wanted = state.spec.outer is None and not state.final_stored and site == state.model_site
         return schemas.FinalReply(upload=wanted and not state.status.terminal)
@@ -278,16 +281,18 @@ class CoordinatorService:
     async def contribute(
         self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
     ) -> Answer:
-        await self._sites.heard(site)
-        async with self._late_ones_noted(run, site, attempt, step):
-            return await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
+        async with self._late_ones_noted(run, site, attempt, step), self._guards.storage(run):
+            await self._sites.heard(site)
+            answer = await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
+        return await self._with_evaluator(answer, run, site)
 
     async def abstain(
         self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
     ) -> Answer:
         await self._sites.heard(site)
         async with self._late_ones_noted(run, site, attempt, step):
-            return await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
+            answer = await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
+        return await self._with_evaluator(answer, run, site)
 
     @asynccontextmanager
     async def _late_ones_noted(self, run: str, site: str, attempt: int, step: int) -> AsyncIterator[None]:
@@ -299,8 +304,14 @@ class CoordinatorService:
                     await self._engine.apply(run, AnsweredLate(site, attempt, step))
             raise
 
-    async def update(self, run: str, region: str, step: int, part: int, wait: float) -> Answer:
-        return await self._exchanges.update(run, region, step, part, wait)
+    async def update(self, run: str, region: str, step: int, part: int, wait: float, site: str | None = None) -> Answer:
+        answer = await self._exchanges.update(run, region, step, part, wait)
+        return answer if site is None else await self._with_evaluator(answer, run, site)
+
+    async def _with_evaluator(self, answer: Answer, run: str, site: str) -> Answer:
+        """Sites learn with every answer which of them evaluates: the lowest-named live one (C10)."""
+        found = self._store.seen(run) or await self._store.load(run)
+        return replace(answer, evaluate=found.state.first_site == site)
 
     async def log(self, run: str, region: str, start: int, stop: int | None, wait: float) -> schemas.LogPage:
         return await self._exchanges.log(run, region, start, stop, wait)
@@ -322,11 +333,12 @@ class CoordinatorService:
 
     # --- blobs --------------------------------------------------------------------------------------------------------
 
-    async def put_blob(self, digest: str, body: AsyncIterator[bytes]) -> bool:
-        return await self._blobs.put(digest, body)
+    async def put_blob(self, digest: str, body: AsyncIterator[bytes], run: str | None) -> bool:
+        async with self._guards.storage(run):
+            return await put(self._blobs, digest, body)
 
     async def blob_size(self, digest: str) -> int:
-        return self._blobs.size(digest)
+        return await self._blobs.size(digest)
 
     async def blob(self, digest: str) -> AsyncIterator[bytes]:
         return await self._blobs.open(digest)
@@ -335,7 +347,7 @@ class CoordinatorService:
 
     async def add_metrics(self, run: str, report: schemas.MetricReport) -> None:
         now = await self._store.now()
-        await self._store.load(run)
+        await self._guards.look_at(run, report)
         points = [
             schemas.StoredPoint(site=report.site, step=point.step, at=now, values=_finite(point.values))
             for point in report.points
