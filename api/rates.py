@@ -5,10 +5,7 @@ guessing is slow, and whoever shares an address with a stranger goes on.
 """
 
 import math
-
-from limits import RateLimitItem, RateLimitItemPerSecond
-from limits.storage import MemoryStorage
-from limits.strategies import FixedWindowRateLimiter
+import time
 
 from api.errors import TooManyRequestsError
 
@@ -30,35 +27,54 @@ class Rates:
 
     def __init__(self, requests: int, failures: int) -> None:
         self._per_minute = requests
-        self._requests = RateLimitItemPerSecond(math.ceil(requests * _WINDOW_S / 60), _WINDOW_S)
-        self._failures = RateLimitItemPerSecond(failures, _FAILURE_WINDOW_S)
-        self._counts = FixedWindowRateLimiter(MemoryStorage())
+        self._requests = _Window(math.ceil(requests * _WINDOW_S / 60), _WINDOW_S)
+        self._failures = _Window(failures, _FAILURE_WINDOW_S)
         self._known: set[str] = set()
 
     def admit(self, address: str, token_hash: str) -> None:
         """Raises TooManyRequestsError for a token not known to be good from an address that failed too often."""
-        if token_hash not in self._known and not self._counts.test(self._failures, address):
+        if token_hash not in self._known and self._failures.is_full(address):
             because = f"too many requests from {address} had no token, or one that is not good: use another"
-            raise _refusal(because, self._failures)
+            raise _refusal(because, _FAILURE_WINDOW_S)
 
     def failed(self, address: str, token_hash: str) -> None:
         self._known.discard(token_hash)
-        self._counts.hit(self._failures, address)
+        self._failures.count(address)
 
     def count(self, token_hash: str, name: str) -> None:
         """Of a good token. Raises TooManyRequestsError if it was used too often."""
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known.add(token_hash)
-        if not self._counts.hit(self._requests, token_hash):
+        if self._requests.is_full(token_hash):
             because = (
                 f"more than {self._per_minute} requests a minute with the token of {name}: ask less often, or let the "
                 "coordinator's operator raise ISTHMUS_RATE_LIMIT"
             )
-            raise _refusal(because, self._requests)
+            raise _refusal(because, _WINDOW_S)
+        self._requests.count(token_hash)
 
 
-def _refusal(because: str, limit: RateLimitItem) -> TooManyRequestsError:
-    after = limit.get_expiry()
-    detail = f"{because}; try again in {after} s"
-    return TooManyRequestsError("rate_limited", detail, context={"retry_after_s": after})
+class _Window:
+    """Counts up to `most` of each key, until `length_s` seconds after the first of all; then anew."""
+
+    def __init__(self, most: int, length_s: float) -> None:
+        self._most = most
+        self._length_s = length_s
+        self._ends = 0.0
+        self._counts: dict[str, int] = {}
+
+    def is_full(self, key: str) -> bool:
+        return time.monotonic() < self._ends and self._counts.get(key, 0) >= self._most
+
+    def count(self, key: str) -> None:
+        now = time.monotonic()
+        if now >= self._ends:
+            self._ends = now + self._length_s
+            self._counts.clear()
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+
+def _refusal(because: str, after_s: int) -> TooManyRequestsError:
+    detail = f"{because}; try again in {after_s} s"
+    return TooManyRequestsError("rate_limited", detail, context={"retry_after_s": after_s})

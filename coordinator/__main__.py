@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import structlog
+import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 from redis.exceptions import RedisError
@@ -57,7 +58,7 @@ def _run(settings: Settings) -> None:
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)
         embedded = None if settings.redis_url else stack.enter_context(EmbeddedRedis(settings.data_dir))
-        asyncio.run(_coordinate(settings, embedded, listener))
+        uvloop.run(_coordinate(settings, embedded, listener))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,30 +1,61 @@
-"""HTTP connections that do not get on are closed: uvicorn itself waits for ever for the head of a request."""
+"""HTTP connections that do not get on, or ask for too much at once, are closed: uvicorn itself takes any."""
 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 __all__ = ["BoundedConnection"]
 
 HEAD_TIMEOUT_S = 60.0
+_MOST_OF_A_HEAD = 64 << 10
+"""Bytes of a head that is not whole yet."""
+_MOST_WAITING = 16
+"""Requests on one connection before the one that is being answered has its answer."""
 
 
-class BoundedConnection(H11Protocol):
-    """Closes a connection that brings no whole head, or not the rest of a body that has had its answer, for a minute.
+class BoundedConnection(HttpToolsProtocol):
+    """Closes a connection that brings no whole head, or not the rest of a body that has had its answer, for a minute;
+    and one whose head does not end, or names no host or several, or that sends on and on without waiting for answers.
 
     While a request is being answered, the pace of its body is the application's business.
     """
 
     _deadline: asyncio.TimerHandle | None = None
+    _in_head = False
+    _of_head = 0
+    _of_bodies = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        self._of_bodies = 0
         super().data_received(data)
+        if self._in_head and not self.transport.is_closing():
+            self._of_head += len(data) - self._of_bodies
+            if self._of_head > _MOST_OF_A_HEAD:
+                self.send_400_response("Invalid HTTP request received.")
         self._watch()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._of_head = True, 0
+
+    def on_headers_complete(self) -> None:
+        """What this raises, uvicorn answers with 400, and closes the connection."""
+        hosts = [name for name, _ in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
+            raise ValueError("a request names one host")
+        if len(self.pipeline) >= _MOST_WAITING:
+            raise ValueError("too many requests are waiting")
+        super().on_headers_complete()
+        self._in_head = False
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._of_bodies += len(body)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

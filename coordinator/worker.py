@@ -3,13 +3,13 @@
 Its settings are the first line of standard input. The end of standard input is the end of its parent.
 """
 
-import asyncio
 import os
 import socket
 import sys
 import threading
 
 import structlog
+import uvloop
 
 from coordinator.ending import end_on_signals
 from coordinator.serving import serve
@@ -23,7 +23,7 @@ def main() -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     assert settings.redis_url is not None
     listener = socket.socket(fileno=int(sys.argv[1]))
-    asyncio.run(serve(settings, settings.redis_url, listener))
+    uvloop.run(serve(settings, settings.redis_url, listener))
 
 
 def _die_with_parent() -> None:

@@ -26,6 +26,11 @@ class Case:
     rounds: int
 
     @property
+    def memory(self) -> int:
+        """Bytes, roughly: every site has what all send, and makes its own contribution of larger numbers."""
+        return self.sites * self.payload * (self.sites + 16)
+
+    @property
     def name(self) -> str:
         size = f"{self.payload >> 20}mib" if self.payload >= KIB * KIB else f"{self.payload >> 10}kib"
         return f"n{self.sites}_{size}"

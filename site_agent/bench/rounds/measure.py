@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from api.app import CONTRIBUTION_LIMIT
+import psutil
+
 from site_agent.bench.rounds.cases import Case, Plan
 from site_agent.bench.rounds.host import Fsync, Host, Usage, host, megabytes
 from site_agent.bench.rounds.relay import relay
@@ -45,8 +46,8 @@ def measure(plan: Plan, say: Say) -> Figures:
     load = os.getloadavg()[0]
     with sites() as crowd:
         for case in plan.cases:
-            if case.payload > CONTRIBUTION_LIMIT * 3 // 4:
-                skipped[case.name] = "this bench sends contributions of one part, at most 6 MiB"
+            if case.memory > (there := psutil.virtual_memory().available):
+                skipped[case.name] = f"it takes about {case.memory >> 30} GiB of memory, {there >> 30} are free"
                 continue
             say(f"measuring: {case.sites} sites, {case.payload >> 10} KiB each")
             rows[case.name] = _row(case, crowd)

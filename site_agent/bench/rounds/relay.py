@@ -32,7 +32,7 @@ def _serve(listener: socket.socket, together: threading.Barrier) -> None:
             connection.sendall(bytes(answered))
 
 
-def exchange(connection: socket.socket, body: bytes, answered: int) -> None:
+def exchange(connection: socket.socket, body: bytes | bytearray, answered: int) -> None:
     """Sends `body`, and takes an answer of so many bytes."""
     connection.sendall(_SIZES.pack(len(body), answered))
     connection.sendall(body)

@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 
 from algorithms.codec import pack_contribution
+from algorithms.parts import cut
+from algorithms.updates import restrict
 from api.client import CoordinatorClient
 from api.payload import decode_message, digest_json, encode_message
 from api.schemas import PROTOCOL_VERSION, ContributionHeader, JoinRequest, Position, Seat, SiteRegistration, StartUpload
@@ -94,7 +96,10 @@ class _Site:
         self._name = name_of(place.number)
         layout = layout_of(place.payload)
         contribution = made_up(layout, OPTIMIZER.k, place.number, OPTIMIZER.codec)
-        self._arrays = pack_contribution(contribution, layout, OPTIMIZER.codec, OPTIMIZER.indices)
+        self._parts = [
+            pack_contribution(restrict(contribution, chunks), layout, OPTIMIZER.codec, OPTIMIZER.indices)
+            for chunks in cut(layout, OPTIMIZER.k, OPTIMIZER.codec, OPTIMIZER.indices)
+        ]
         self._layout = layout
         self._transport = _Noting()
         self._client = CoordinatorClient(
@@ -128,28 +133,28 @@ class _Site:
     def measure(self, ways: list[Way], rounds: int) -> Measured:
         """Raises IsthmusError if a round goes wrong."""
         found = Measured()
-        actions: dict[Way, Callable[[bytes], bytes | None]] = {
+        actions: dict[Way, Callable[[], list[bytes] | None]] = {
             "round": self._round,
             "gloo": self._gather,
             "sockets": self._exchange,
         }
         for _ in range(rounds):
-            body = self._message()
-            self._prepare(body)
+            self._prepare()
             for way in ways:
                 dist.barrier()
                 started = time.monotonic()
-                message = actions[way](body)
+                messages = actions[way]()
                 found.spans.setdefault(way, []).append((started, time.monotonic()))
-                if message is not None:
-                    self._take(message)
-                    found.timings.append(_parsed(self._transport.timing))
-            found.sent, found.answered = len(body), self._answered
+                if messages is not None:
+                    self._take(messages)
+                    found.timings.append(_parsed(self._timing))
+            found.sent, found.answered = len(self._body), self._answered
         return found
 
     # --- the three ways -----------------------------------------------------------------------------------------------
 
-    def _message(self) -> bytes:
+    def _messages(self) -> list[bytes]:
+        """One for each part of the contribution."""
         place = self._place
         header = ContributionHeader(
             version=PROTOCOL_VERSION,
@@ -164,36 +169,46 @@ class _Site:
             k=OPTIMIZER.k,
             tokens=1,
             part=0,
-            parts=1,
+            parts=len(self._parts),
             absent=[],
-        )
-        return encode_message("contribution", header.model_dump(mode="json"), self._arrays)
+        ).model_dump(mode="json")
+        return [
+            encode_message("contribution", header | {"part": part}, arrays) for part, arrays in enumerate(self._parts)
+        ]
 
-    def _prepare(self, body: bytes) -> None:
-        """The all-gather's tensors are there before the clock starts."""
-        self._mine = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+    def _prepare(self) -> None:
+        """Messages, and the all-gather's tensors, are there before the clock starts."""
+        self._bodies = self._messages()
+        self._body = bytearray().join(self._bodies)
+        self._mine = torch.frombuffer(self._body, dtype=torch.uint8)
         self._everybody = [torch.empty_like(self._mine) for _ in range(self._place.sites)]
 
-    def _round(self, body: bytes) -> bytes:
-        place = (self._place.run, REGION, self._step + 1)
-        message = self._client.contribute(*place, self._name, 0, body, _WAIT_S).message
-        while message is None:
-            message = self._client.update(*place, 0, _WAIT_S)
+    def _round(self) -> list[bytes]:
+        place, last = (self._place.run, REGION, self._step + 1), len(self._bodies) - 1
+        for part, body in enumerate(self._bodies):
+            answer = self._client.contribute(*place, self._name, part, body, _WAIT_S if part == last else 0.0)
+        messages = [answer.message or self._update(place, 0)]
+        self._timing = self._transport.timing
+        return messages + [self._update(place, part) for part in range(1, len(self._bodies))]
+
+    def _update(self, place: tuple[str, str, int], part: int) -> bytes:
+        while (message := self._client.update(*place, part, _WAIT_S)) is None:
+            pass
         return message
 
-    def _gather(self, _: bytes) -> None:
+    def _gather(self) -> None:
         dist.all_gather(self._everybody, self._mine)
 
-    def _exchange(self, body: bytes) -> None:
-        exchange(self._connection, body, self._answered)
+    def _exchange(self) -> None:
+        exchange(self._connection, self._body, self._answered)
 
-    def _take(self, message: bytes) -> None:
+    def _take(self, messages: list[bytes]) -> None:
         """Goes on from an entry, which lists everybody."""
-        header, _ = decode_message("entry", message)
+        header, _ = decode_message("entry", messages[0])
         assert header["step"] == self._step + 1
         assert len(header["contributors"]) == self._place.sites
         self._step, self._position = header["step"], Position(seq=header["seq"], hash=digest_json(header))
-        self._answered = len(message)
+        self._answered = sum(map(len, messages))
 
 
 def _parsed(timing: str) -> dict[str, float]:

@@ -77,3 +77,26 @@ def test_requests_that_are_being_read_have_the_time_they_need(monkeypatch, reque
     body = [b"x"] * 8  # takes twice the time-out
     answer = received(read_slowly, monkeypatch, *[HEAD + b"Content-Length: 8\r\n\r\n", *body] * requests)
     assert answer.count(b"HTTP/1.1 200") == requests
+
+
+def test_a_head_that_goes_on_and_on(monkeypatch):
+    lines = [HEAD, *[b"x-%d: %s\r\n" % (number, b"y" * 8000) for number in range(20)]]
+    answer = received(refuse, monkeypatch, *lines, pause_s=0.01)
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+def test_a_long_body_is_no_head(monkeypatch):
+    """Also where the head of the next request begins in what brings the end of a body."""
+    body = b"x" * 200_000
+    first, second = HEAD + b"Content-Length: 200000\r\n\r\n" + body + HEAD, b"Content-Length: 0\r\n\r\n"
+    answer = received(read_slowly, monkeypatch, first, second)
+    assert answer.count(b"HTTP/1.1 200") == 2
+
+
+def test_many_requests_before_the_first_is_answered(monkeypatch):
+    """A few wait for their turn; what takes more memory than that is refused."""
+    request = HEAD + b"Content-Length: 0\r\n\r\n"
+    assert received(read_slowly, monkeypatch, request * 10).count(b"HTTP/1.1 200") == 10
+    answer = received(read_slowly, monkeypatch, request * 1000)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"HTTP/1.1 200" not in answer
