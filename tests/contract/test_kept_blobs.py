@@ -202,6 +202,7 @@ def test_an_anchor_stays_for_as_long_as_its_entry(use):
         packer = Packer(scene.stores[0], scene.here, Settings())
         await packer.tidy((await scene.stores[0].load("one")).state)
         assert scene.client.hkeys("headers:one:west") == [b"0"]
+        assert await scene.there.stays(anchor, "two")  # so that it is looked at once more
         there = await scene.when_due()
         assert {start, anchor, layout} < there
         assert len(there) == 4
