@@ -589,6 +589,24 @@ def outer_step(
     return new_anchor.astype(np.float32), new_buffer.astype(np.float32)
 
 
+def delayed_anchor(anchor: np.ndarray, now: np.ndarray, taken: np.ndarray, mix: float) -> np.ndarray:
+    """`anchor + mix * (now - taken)`, element by element, each operation rounded to float32 once."""
+    values = np.zeros(len(anchor), np.float32)
+    for place in range(len(anchor)):
+        moved = nearest_float32(Fraction(float(now[place])) - Fraction(float(taken[place])))
+        scaled = nearest_float32(Fraction(float(np.float32(mix))) * Fraction(float(moved)))
+        unmoved = moved == 0
+        values[place] = anchor[place] if unmoved else anchor[place] + scaled
+    return values
+
+
+def nearest_float32(number: Fraction) -> np.float32:
+    """Correctly rounded, ties to even: float64 first would round twice."""
+    guess = np.float32(float(number))
+    near = [guess, np.nextafter(guess, np.float32(-np.inf)), np.nextafter(guess, np.float32(np.inf))]
+    return min(near, key=lambda value: (abs(Fraction(float(value)) - number), int(value.view(np.uint32)) & 1))
+
+
 # --- digests and replay -----------------------------------------------------------------------------------------------
 
 
