@@ -19,8 +19,9 @@ from algorithms.schedule import learning_rate
 from site_agent.bench.quality.averaging import Averaging, PowerSGD, adamw, muon_and_adamw
 from site_agent.bench.quality.demo_sites import DeMoSites
 from site_agent.bench.quality.float32 import Float32DeMo
-from site_agent.bench.quality.local_steps import DiLoCo, SparseLoCo
+from site_agent.bench.quality.local_steps import SparseLoCo
 from site_agent.bench.quality.method import Method, Sites
+from site_agent.bench.quality.streaming import DiLoCo
 from site_agent.bench.quality.table import Row
 from site_agent.bench.quality.task import Task
 
