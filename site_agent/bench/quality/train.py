@@ -81,7 +81,9 @@ def check(row: Row) -> None:
         if row.method == _IN_PROCESSES:
             signature(METHODS[row.method]).bind(None, **row.settings)
             return
-        sites = Sites(nn.Linear(16, 16), lambda model, batch: torch.sum(model(batch)), 1, 1)
+        sites = Sites(
+            nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), lambda model, batch: torch.sum(model(batch)), 1, 1
+        )
         METHODS[row.method](sites, **row.settings).step([torch.ones(1, 16)], 1e-3)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"row {row.name!r}: {error}") from error
