@@ -10,6 +10,7 @@ from typing import Any
 
 from api.payload import canonical_json
 from coordinator.entries import Header
+from coordinator.lua import ZADD
 from coordinator.records import Record
 
 __all__ = ["LogStore", "Segment", "appended", "ended", "log_keys", "payload_key"]
@@ -89,6 +90,7 @@ class LogStore:
         self._redis = redis
         self._register = redis.register_script(_REGISTER)
         self._drop = redis.register_script(_DROP)
+        self._remove_later = redis.register_script(ZADD)
 
     # --- the newest entries -------------------------------------------------------------------------------------------
 
@@ -193,7 +195,7 @@ class LogStore:
         await self._redis.srem(_ENDED, run)
 
     async def remove_later(self, blob: str, at: datetime) -> None:
-        await self._redis.zadd(_GARBAGE, {blob: at.timestamp()})
+        await self._remove_later(keys=[_GARBAGE], args=[at.timestamp(), blob])
 
     async def to_remove(self, now: datetime) -> list[str]:
         """Blobs that nothing refers to."""
