@@ -11,14 +11,28 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.updates import Codec
 from algorithms.values import bfloat16, from_bfloat16
 
-__all__ = ["SCALED", "ElementCodec", "OuterCodec", "decode", "encode", "encoded_range", "left_over", "wanted"]
+__all__ = [
+    "PICKED",
+    "SCALED",
+    "ElementCodec",
+    "OuterCodec",
+    "decode",
+    "encode",
+    "encoded_range",
+    "left_over",
+    "wanted",
+]
 
 OuterCodec = Literal["fp32", "bf16", "int8", "topk"]
 """How a copy is uploaded; `fp32`: as it is, without a pseudo-gradient."""
 
 ElementCodec = Literal["bf16", "int8"]
+
+PICKED: Codec = "int8"
+"""How the coefficients of `topk` are coded."""
 
 SCALED = 4096
 """Values of `int8` that share a scale, which precedes them."""

@@ -2,20 +2,16 @@
 (rule B10): whoever needs the same bits takes those of the site that uploaded.
 """
 
-from typing import Final
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from algorithms.compression import PICKED
 from algorithms.layout import ParameterLayout
 from algorithms.momentum import Ownership, encode
-from algorithms.updates import Codec, SparseUpdate
+from algorithms.updates import SparseUpdate
 
-__all__ = ["PICKED", "pick_largest"]
-
-PICKED: Final[Codec] = "int8"
-"""How the picked coefficients are coded."""
+__all__ = ["pick_largest"]
 
 
 def pick_largest(values: NDArray[np.float32], layout: ParameterLayout, k: int) -> SparseUpdate:

@@ -88,6 +88,20 @@ class OuterSchedule:
         whole = cycles * len(offsets) + sum(0 < offset <= rest for offset in offsets)
         return whole + (step == self.steps and rest not in offsets)
 
+    def step_of(self, number: int) -> int:
+        """The inner step that outer round 1, 2, ... follows; 0 for 0, the last step for any number too large."""
+        offsets = sorted({self._offset(fragment) or self.every for fragment in range(self.fragments)})
+        cycles, rest = divmod(max(number, 1) - 1, len(offsets))
+        return 0 if number < 1 else min(cycles * self.every + offsets[rest], self.steps)
+
+    def applied(self, step: int) -> int:
+        """How many outer rounds' anchors have been applied before the inner step after `step`."""
+        return self.number(step if step >= self.steps else max(step - self.delay, 0))
+
+    def concerns(self, step: int) -> bool:
+        """Whether copies are taken or anchors applied after inner step `step`."""
+        return bool(self.due(step)) or (step > 0 and self.applied(step) > self.applied(step - 1))
+
     def applied_after(self, step: int) -> int:
         """The inner step after which the anchors of the outer round after `step` are applied.
 

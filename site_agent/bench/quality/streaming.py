@@ -9,8 +9,8 @@ from torch import Tensor
 
 from algorithms.codec import pack_contribution
 from algorithms.coefficients import fragment_layout, write_values
-from algorithms.compression import OuterCodec, decode, encode, left_over, wanted
-from algorithms.fragment_picks import PICKED, pick_largest
+from algorithms.compression import PICKED, OuterCodec, decode, encode, left_over, wanted
+from algorithms.fragment_picks import pick_largest
 from algorithms.layout import ParameterLayout
 from algorithms.outer import delayed_anchor, nesterov, weighted_mean
 from algorithms.schedule import OuterSchedule

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from algorithms.codec import pack_contribution, unpack_contribution
 from algorithms.coefficients import fragment_layout, write_values
-from algorithms.compression import SCALED, ElementCodec, decode, encode, encoded_range, left_over, wanted
-from algorithms.fragment_picks import PICKED, pick_largest
+from algorithms.compression import PICKED, SCALED, ElementCodec, decode, encode, encoded_range, left_over, wanted
+from algorithms.fragment_picks import pick_largest
 from algorithms.layout import ParameterLayout, TensorSpec
 from algorithms.updates import SparseUpdate
 from tests import reference

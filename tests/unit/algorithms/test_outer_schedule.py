@@ -53,6 +53,21 @@ def test_numbers_are_dense(schedule: OuterSchedule) -> None:
 
 
 @given(schedules())
+def test_the_step_of_an_outer_round(schedule: OuterSchedule) -> None:
+    steps = due_steps(schedule)
+    assert [schedule.step_of(number) for number in range(len(steps) + 2)] == [0, *steps, schedule.steps]
+
+
+@given(schedules())
+def test_which_anchors_have_been_applied(schedule: OuterSchedule) -> None:
+    steps = due_steps(schedule)
+    for step in range(schedule.steps + 2):
+        assert schedule.applied(step) == sum(schedule.applied_after(due) <= step for due in steps)
+        places = {*steps, *map(schedule.applied_after, steps)}
+        assert schedule.concerns(step) == (step in places)
+
+
+@given(schedules())
 def test_an_anchor_is_applied_before_the_next_copy_is_taken_and_not_after_the_last_step(
     schedule: OuterSchedule,
 ) -> None:
