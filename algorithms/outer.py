@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["nesterov", "pseudo_gradient", "weighted_mean"]
+__all__ = ["delayed_anchor", "nesterov", "pseudo_gradient", "weighted_mean"]
 
 BLOCK = 1 << 18
 
@@ -58,6 +58,20 @@ def nesterov(
         else:
             new_anchor[part] = anchor[part].astype(np.float64) - lr * (gradient + momentum * momenta)
     return new_anchor, new_buffer
+
+
+def delayed_anchor(
+    anchor: NDArray[np.float32], now: NDArray[np.float32], taken: NDArray[np.float32], mix: float
+) -> NDArray[np.float32]:
+    """`anchor + mix * (now - taken)`: the anchor of an outer round whose copy was `taken` some steps ago, (n,).
+
+    One rounding per operation, of `mix` to float32 too (rules A12, B8). Where nothing moved it is the anchor, bit for
+    bit. Raises ValueError if sizes differ.
+    """
+    _check_sizes(anchor, now, taken)
+    moved = now - taken
+    scaled = moved * np.float32(mix)
+    return np.where(moved == 0, anchor, anchor + scaled)
 
 
 def _check_sizes(*arrays: NDArray[np.float32] | NDArray[np.float64]) -> None:

@@ -589,6 +589,74 @@ def outer_step(
     return new_anchor.astype(np.float32), new_buffer.astype(np.float32)
 
 
+def delayed_anchor(anchor: np.ndarray, now: np.ndarray, taken: np.ndarray, mix: float) -> np.ndarray:
+    """`anchor + mix * (now - taken)`, element by element, each operation rounded to float32 once."""
+    values = np.zeros(len(anchor), np.float32)
+    for place in range(len(anchor)):
+        moved = nearest_float32(Fraction(float(now[place])) - Fraction(float(taken[place])))
+        scaled = nearest_float32(Fraction(float(np.float32(mix))) * Fraction(float(moved)))
+        unmoved = moved == 0
+        values[place] = anchor[place] if unmoved else anchor[place] + scaled
+    return values
+
+
+def nearest_float32(number: Fraction) -> np.float32:
+    """Correctly rounded, ties to even: float64 first would round twice."""
+    guess = np.float32(float(number))
+    near = [guess, np.nextafter(guess, np.float32(-np.inf)), np.nextafter(guess, np.float32(np.inf))]
+    return min(near, key=lambda value: (abs(Fraction(float(value)) - number), int(value.view(np.uint32)) & 1))
+
+
+# --- uploads of outer rounds ------------------------------------------------------------------------------------------
+
+
+def upload_bf16(values: np.ndarray) -> bytes:
+    """The upper half of each float32 number, after half of the lower half's range is added; of a tie the even one."""
+    words = []
+    for bits in values.view(np.uint32).tolist():
+        upper, lower = divmod(bits, 1 << 16)
+        words.append(upper + (lower > 0x8000 or (lower == 0x8000 and upper % 2 == 1)))
+    return b"".join(word.to_bytes(2, "little") for word in words)
+
+
+def read_bf16(data: bytes) -> np.ndarray:
+    words = [int.from_bytes(data[place : place + 2], "little") for place in range(0, len(data), 2)]
+    return np.array([bfloat16(word) for word in words], np.float32)
+
+
+def upload_int8(values: np.ndarray) -> bytes:
+    """4,096 values at a time: a float32 scale, then an integer for each."""
+    data = b""
+    for start in range(0, len(values), 4096):
+        part = [Fraction(float(value)) for value in values[start : start + 4096]]
+        scale = nearest_float32(max(map(abs, part)) / 127)
+        ratios = [0.0 if scale == 0 else float(nearest_float32(value / Fraction(float(scale)))) for value in part]
+        integers = [min(max(round(ratio), -127), 127) for ratio in ratios]
+        data += scale.tobytes() + b"".join(value.to_bytes(1, "little", signed=True) for value in integers)
+    return data
+
+
+def read_int8(data: bytes) -> np.ndarray:
+    values = []
+    for start in range(0, len(data), 4100):
+        scale = np.frombuffer(data[start : start + 4], "<f4")[0]
+        integers = [int.from_bytes([byte], signed=True) for byte in data[start + 4 : start + 4100]]
+        values += [nearest_float32(integer * Fraction(float(scale))) for integer in integers]
+    return np.array(values, np.float32)
+
+
+def contribution_values(sent: list[SentChunk | None], tensors: Tensors, chunk: int) -> np.ndarray:
+    """What a contribution says of all parameters, flat: the integer inverse times scale over both bases' scales."""
+    flats = [np.zeros(math.prod(shape), np.float32) for _, shape in tensors]
+    for piece, mine in zip(chunks(tensors, chunk), sent, strict=True):
+        if mine is not None:
+            scales = [1.0, 1.0] if is_dense(piece) else [basis_scale(side, "dct") for side in (piece.rows, piece.cols)]
+            factor = mine.scale * float(np.float32(1 / (scales[0] * scales[1])))
+            integers = chunk_integers(mine.values, piece, "dct", 0)
+            flats[piece.tensor][piece.positions] = (integers.astype(np.float64) * factor).astype(np.float32)
+    return np.concatenate([np.zeros(0, np.float32), *flats])
+
+
 # --- digests and replay -----------------------------------------------------------------------------------------------
 
 

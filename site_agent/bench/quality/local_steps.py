@@ -1,67 +1,40 @@
-"""Sites that take many steps of AdamW alone, and then send how far they came: DiLoCo and SparseLoCo."""
+"""Sites that take many steps of AdamW alone, and then send how far they came: SparseLoCo (DiLoCo: `streaming.py`)."""
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch import Tensor
 
 from algorithms.bits import packed_size
 from algorithms.codec import Codec, index_bits, quantise
 from algorithms.grid import Block
-from algorithms.outer import nesterov, weighted_mean
 from algorithms.schedule import outer_due
 from algorithms.updates import CODEC_BITS
 from site_agent.bench.quality.averaging import adamw
 from site_agent.bench.quality.float32 import block_view, layout_of, pick, tensors_of
 from site_agent.bench.quality.method import Sites, set_rate
 
-__all__ = ["DiLoCo", "SparseLoCo"]
+__all__ = ["LocalSteps", "SparseLoCo"]
 
 
-class _LocalSteps:
-    """A replica and an AdamW per site; whether an outer step is due is the only thing that they share."""
+class LocalSteps:
+    """A replica and an AdamW per site."""
 
-    def __init__(self, sites: Sites, every: int) -> None:
+    def __init__(self, sites: Sites) -> None:
         self.replicas = sites.replicas()
+        self.taken = 0
         self._sites = sites
-        self._every = every
-        self._steps = 0
         self._optimizers = [adamw(replica) for replica in self.replicas]
 
-    def step(self, batches: Sequence[Tensor], lr: float) -> bool:
-        """One step at every site; whether an outer step follows."""
+    def step(self, batches: Sequence[Tensor], lr: float) -> None:
+        """One step at every site."""
         for replica, optimizers, batch in zip(self.replicas, self._optimizers, batches, strict=True):
             self._sites.backward(replica, batch)
             self._sites.clip(replica)
             set_rate(optimizers, lr)
             for optimizer in optimizers:
                 optimizer.step()
-        self._steps += 1
-        return outer_due(self._steps, self._every, self._sites.steps)
-
-
-class DiLoCo:
-    """DiLoCo (Douillard et al.): AdamW inside, Nesterov outside. Sent: the pseudo-gradient in bfloat16 per round."""
-
-    def __init__(self, sites: Sites, *, every: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.5) -> None:
-        self.sent = 0
-        self._local = _LocalSteps(sites, every)
-        self._outer = (outer_lr, outer_momentum)
-        self._anchor = _vector(sites.model)
-        self._buffer = np.zeros_like(self._anchor)
-
-    def step(self, batches: Sequence[Tensor], lr: float) -> None:
-        if not self._local.step(batches, lr):
-            return
-        sent = [_bfloat16(self._anchor - _vector(replica)) for replica in self._local.replicas]
-        mean = self._anchor.astype(np.float64) - weighted_mean(sent, [1] * len(sent))
-        self._anchor, self._buffer = nesterov(self._anchor, self._buffer, mean, *self._outer)
-        self.sent += 2 * self._anchor.size
-        for replica in self._local.replicas:
-            vector_to_parameters(torch.from_numpy(self._anchor.copy()), replica.parameters())
+        self.taken += 1
 
 
 class SparseLoCo:
@@ -80,14 +53,16 @@ class SparseLoCo:
         outer_lr: float = 1.0,
     ) -> None:
         self.sent = 0
-        self._local = _LocalSteps(sites, every)
+        self._local = LocalSteps(sites)
+        self._every, self._steps = every, sites.steps
         self._k, self._codec, self._beta, self._outer_lr = k, codec, beta, outer_lr
         self._layout = layout_of(sites.model, "identity")
         self._anchor = [parameter.detach().clone() for parameter in tensors_of(sites.model, self._layout)]
         self._errors = [self._zeros() for _ in range(sites.count)]
 
     def step(self, batches: Sequence[Tensor], lr: float) -> None:
-        if not self._local.step(batches, lr):
+        self._local.step(batches, lr)
+        if not outer_due(self._local.taken, self._every, self._steps):
             return
         means = self._zeros()
         for site, replica in enumerate(self._local.replicas):
@@ -117,14 +92,3 @@ class SparseLoCo:
             self.sent += packed_size(values.size, CODEC_BITS[self._codec])
             self.sent += 2 * scales.size
         return places, torch.from_numpy(values * scales[:, None])
-
-
-def _vector(model: nn.Module) -> NDArray[np.float32]:
-    values: NDArray[np.float32] = parameters_to_vector(model.parameters()).detach().numpy().copy()
-    return values
-
-
-def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What is left of the values when they are sent in bfloat16."""
-    rounded: NDArray[np.float32] = torch.from_numpy(values).bfloat16().float().numpy()
-    return rounded

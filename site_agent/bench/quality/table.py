@@ -22,6 +22,8 @@ class Row:
 YARDSTICK = "demo float32"
 """The row with which all others are compared."""
 
+_STREAMING: Mapping[str, Any] = {"fragments": 4, "stagger": True, "delay": 4}
+
 # Learning rates: best of a sweep in factors of 2, 4 sites, seed 0, batch 4 x 64. Held-out losses, best first:
 #   after 120 steps: adamw 1.5e-3 2.444 (7.5e-4 2.464, 3e-3 2.749), muon 12e-3 2.199 (24e-3 2.248, 6e-3 2.272),
 #     PowerSGD rank 4 1.5e-3 2.492 (3e-3 2.726), DiLoCo 7.5e-4 2.570 (1.5e-3 2.646; lower not tried), SparseLoCo with
@@ -30,13 +32,24 @@ YARDSTICK = "demo float32"
 #   after 150 steps: demo adam 1e-3 2.468 (5e-4 2.552, 2e-3 2.813), demo identity 4e-3 2.477 (2e-3 2.609; higher not
 #     tried), demo paper 1e-3 2.628 (5e-4 2.700, 2e-3 2.849), demo overlap 5e-4 2.685 (2.5e-4 2.941, 1e-3 2.900, 4e-3
 #     2.850), demo overlap aggregate 2e-3 2.945 (1e-3 2.953, 5e-4 2.955, 4e-3 3.144).
-# Not swept: PowerSGD rank 1, which has the rate of rank 4, and the other rows of DeMo, which have that of `demo sign`.
+# Not swept: PowerSGD rank 1, which has the rate of rank 4, and the other rows of DeMo and DiLoCo, which have that of
+# `demo sign` and `diloco`.
 ROWS = (
     Row("adamw-ddp", "adamw", 1.5e-3),
     Row("muon-ddp", "muon", 12e-3),
     Row("powersgd rank 1", "powersgd", 1.5e-3, {"rank": 1}),
     Row("powersgd rank 4", "powersgd", 1.5e-3, {"rank": 4}),
-    Row("diloco", "diloco", 7.5e-4),
+    Row("diloco", "diloco", 7.5e-4, {"codec": "bf16"}),
+    Row("diloco 20", "diloco", 7.5e-4, {"every": 20}),
+    Row("diloco 20 bf16", "diloco", 7.5e-4, {"every": 20, "codec": "bf16"}),
+    Row("diloco 20 int8", "diloco", 7.5e-4, {"every": 20, "codec": "int8"}),
+    Row("diloco 20 topk 256", "diloco", 7.5e-4, {"every": 20, "codec": "topk", "k": 256}),
+    Row("diloco 20 topk 32", "diloco", 7.5e-4, {"every": 20, "codec": "topk", "k": 32}),
+    Row("diloco 20 stagger", "diloco", 7.5e-4, {"every": 20, "fragments": 4, "stagger": True}),
+    Row("diloco 20 delay", "diloco", 7.5e-4, {"every": 20, "delay": 4}),
+    Row("diloco 20 delay mix 0.5", "diloco", 7.5e-4, {"every": 20, "delay": 4, "mix": 0.5}),
+    Row("diloco 20 streaming", "diloco", 7.5e-4, {"every": 20, **_STREAMING}),
+    Row("diloco 20 streaming int8", "diloco", 7.5e-4, {"every": 20, **_STREAMING, "codec": "int8"}),
     Row("sparseloco", "sparseloco", 1.5e-3, {"codec": "int2"}),
     Row(YARDSTICK, "float32", 1e-3, {"k": 32}),
     Row("demo sign", "demo", 1e-3, {"codec": "sign"}),

@@ -19,8 +19,9 @@ from algorithms.schedule import learning_rate
 from site_agent.bench.quality.averaging import Averaging, PowerSGD, adamw, muon_and_adamw
 from site_agent.bench.quality.demo_sites import DeMoSites
 from site_agent.bench.quality.float32 import Float32DeMo
-from site_agent.bench.quality.local_steps import DiLoCo, SparseLoCo
+from site_agent.bench.quality.local_steps import SparseLoCo
 from site_agent.bench.quality.method import Method, Sites
+from site_agent.bench.quality.streaming import DiLoCo
 from site_agent.bench.quality.table import Row
 from site_agent.bench.quality.task import Task
 
@@ -80,7 +81,9 @@ def check(row: Row) -> None:
         if row.method == _IN_PROCESSES:
             signature(METHODS[row.method]).bind(None, **row.settings)
             return
-        sites = Sites(nn.Linear(16, 16), lambda model, batch: torch.sum(model(batch)), 1, 1)
+        sites = Sites(
+            nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), lambda model, batch: torch.sum(model(batch)), 1, 1
+        )
         METHODS[row.method](sites, **row.settings).step([torch.ones(1, 16)], 1e-3)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"row {row.name!r}: {error}") from error

@@ -17,8 +17,9 @@ from algorithms.traffic import contribution_bytes
 from site_agent.bench.quality.averaging import Averaging, adamw, muon_and_adamw
 from site_agent.bench.quality.demo_sites import DeMoSites
 from site_agent.bench.quality.float32 import Float32DeMo, layout_of
-from site_agent.bench.quality.local_steps import DiLoCo, SparseLoCo
+from site_agent.bench.quality.local_steps import SparseLoCo
 from site_agent.bench.quality.method import Method, Sites
+from site_agent.bench.quality.streaming import DiLoCo
 
 SITES = 3
 
@@ -188,7 +189,7 @@ class Alone:
 
 def test_diloco_without_an_outer_optimizer_is_the_mean_of_sites_that_train_alone() -> None:
     model, alone = linear(), Alone()
-    method = DiLoCo(sites_of(model, steps=3), every=2, outer_lr=1.0, outer_momentum=0.0)
+    method = DiLoCo(sites_of(model, steps=3), every=2, outer_lr=1.0, outer_momentum=0.0, codec="bf16")
     for step in range(3):
         gradients = small_gradients(64, 64, step)
         method.step(gradients, 1e-2)
@@ -198,6 +199,30 @@ def test_diloco_without_an_outer_optimizer_is_the_mean_of_sites_that_train_alone
     np.testing.assert_allclose(weight(model), weight(alone.replicas[0]), atol=3e-4)  # bfloat16 of 0.02
     assert np.abs(weight(model) - weight(linear())).mean() > 3e-3
     assert method.sent == 2 * (2 * 64 * 64)
+
+
+def test_a_delayed_anchor_keeps_what_was_done_meanwhile() -> None:
+    """Of gradients that are the same at all sites, nothing is lost if the anchor is their mean."""
+    model, undelayed = linear(), linear()
+    plain = {"every": 2, "outer_lr": 1.0, "outer_momentum": 0.0}
+    methods = [DiLoCo(sites_of(undelayed, steps=5), **plain), DiLoCo(sites_of(model, steps=5), **plain, delay=1)]
+    for step in range(5):
+        for method in methods:
+            method.step(small_gradients(64, 64, step)[:1] * SITES, 1e-2)
+    np.testing.assert_allclose(weight(model), weight(undelayed), atol=1e-6)
+    assert np.abs(weight(model) - weight(linear())).mean() > 3e-3
+
+
+def test_with_mix_0_a_delayed_anchor_forgets_what_was_done_meanwhile() -> None:
+    model = linear()
+    method = DiLoCo(sites_of(model, steps=9), every=4, outer_lr=1.0, outer_momentum=0.0, delay=2, mix=0.0)
+    for step in range(6):
+        method.step(small_gradients(64, 64, step)[:1] * SITES, 1e-2)
+        if step == 3:
+            copy = weight(model)
+        elif step == 4:
+            assert np.abs(weight(model) - copy).max() > 1e-3
+    assert np.array_equal(weight(model), copy)
 
 
 def test_sparseloco_sends_the_largest_and_keeps_the_rest() -> None:
@@ -225,6 +250,7 @@ METHODS: list[Callable[[Sites], Method]] = [
     partial(Averaging, optimizers=adamw),
     partial(Averaging, optimizers=muon_and_adamw),
     DiLoCo,
+    partial(DiLoCo, every=6, fragments=2, stagger=True, delay=2, codec="topk", k=300),
     partial(SparseLoCo, codec="sign", every=5),
     Float32DeMo,
     DeMoSites,
