@@ -214,10 +214,11 @@ class Engine:
             start=state.start.parameters,
             anchor=state.anchors[job.fragment],
             momentum=state.momenta[job.fragment],
-            regions=tuple((digest, state.outer.weights[name]) for name, digest in sorted(digests.items())),
+            regions=tuple((there, state.outer.weights[name]) for name, there in sorted(digests.items())),
         )
-        anchor, momentum = await asyncio.to_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
-        await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum))
+        made = await asyncio.to_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
+        event = Averaged(job.number, job.fragment, digests, made.digest, made.momentum, made.rejected)
+        await self.apply(state.id, event)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,17 +1,19 @@
 """The outer step of one fragment, from blobs to blobs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.layout import ParameterLayout
-from algorithms.outer import nesterov, weighted_mean
+from algorithms.outer import outer_update, weighted_mean
 from api.schemas import OuterSpec
 from coordinator.blobs import BlobDirectory
 
-__all__ = ["Copies", "outer_step"]
+__all__ = ["Anchor", "Copies", "outer_step"]
 
 Parameters = NDArray[np.float32]
 
@@ -21,14 +23,15 @@ class Copies:
     """What an outer step of one fragment reads: digests of blobs.
 
     `anchor` and `momentum` are None before the first outer step: then the anchor is in `start`, the parameters of
-    entry 0. `regions`: the digest of each region's copy and its weight in tokens, in region order.
+    entry 0. `regions`: of each region, the digests of which its copy is the mean, and its weight in tokens, in region
+    order.
     """
 
     fragment: int
     start: str
     anchor: str | None
     momentum: str | None
-    regions: tuple[tuple[str, int], ...]
+    regions: tuple[tuple[tuple[str, ...], int], ...]
 
 
 def _read(path: Path, elements: int, offset: int = 0) -> Parameters:
@@ -37,11 +40,20 @@ def _read(path: Path, elements: int, offset: int = 0) -> Parameters:
     )
 
 
-def outer_step(copies: Copies, layout: ParameterLayout, outer: OuterSpec, blobs: BlobDirectory) -> tuple[str, str]:
-    """Digests of the new anchor and of the outer momentum, both stored (rule B13).
+@dataclass(frozen=True)
+class Anchor:
+    """What came of it: digests of blobs, and of the copies that were left out because they are not finite."""
 
-    If no region trained on anything since the last anchor, anchor and momentum stay as they are. Copies that are all
-    the same blob are read once: their mean is that blob.
+    digest: str
+    momentum: str
+    rejected: frozenset[str]
+
+
+def outer_step(copies: Copies, layout: ParameterLayout, outer: OuterSpec, blobs: BlobDirectory) -> Anchor:
+    """The new anchor and outer momentum, both stored (rule B13).
+
+    If no region trained on anything since the last anchor, or none has a finite copy, both stay as they are. Copies
+    that are all the same blob are read once: their mean is that blob.
     """
     tensors = layout.fragments(outer.fragments)[copies.fragment]
     elements = layout.fragment_elements(tensors)
@@ -50,18 +62,23 @@ def outer_step(copies: Copies, layout: ParameterLayout, outer: OuterSpec, blobs:
     else:
         anchor = _read(blobs.path(copies.anchor), elements)
     momentum = np.zeros(elements, "<f4") if copies.momentum is None else _read(blobs.path(copies.momentum), elements)
-    if sum(weight for _, weight in copies.regions) > 0:
-        mean = _mean(copies, elements, blobs)
-        anchor, momentum = nesterov(anchor, momentum, mean, outer.lr, outer.momentum)
-    return _store(anchor, blobs), _store(momentum, blobs)
+    distinct = {digest for digests, _ in copies.regions for digest in digests}
+    values = {digest: _read(blobs.path(digest), elements) for digest in sorted(distinct)}
+    finite = {digest: copy for digest, copy in values.items() if np.isfinite(copy).all()}
+    regions = [([finite[one] for one in digests if one in finite], weight) for digests, weight in copies.regions]
+    regions = [(there, weight) for there, weight in regions if there]
+    if sum(weight for _, weight in regions) > 0:
+        mean = next(iter(finite.values())).astype(np.float64) if len(finite) == 1 else _mean(regions)
+        anchor, momentum = outer_update(outer.optimizer, anchor, momentum, mean, outer.lr, outer.momentum)
+    return Anchor(_store(anchor, blobs), _store(momentum, blobs), frozenset(distinct - finite.keys()))
 
 
-def _mean(copies: Copies, elements: int, blobs: BlobDirectory) -> NDArray[np.float64]:
-    distinct = {digest for digest, _ in copies.regions}
-    if len(distinct) == 1:
-        return _read(blobs.path(distinct.pop()), elements).astype(np.float64)
-    values = [_read(blobs.path(digest), elements) for digest, _ in copies.regions]
-    return weighted_mean(values, [weight for _, weight in copies.regions])
+def _mean(regions: Sequence[tuple[Sequence[Parameters], int]]) -> NDArray[np.float64]:
+    """Over regions by weight; over the copies of one region by equal parts of its weight."""
+    shares = lcm(*(len(copies) for copies, _ in regions))
+    values = [copy for copies, _ in regions for copy in copies]
+    weights = [weight * (shares // len(copies)) for copies, weight in regions for _ in copies]
+    return weighted_mean(values, weights)
 
 
 def _store(values: Parameters, blobs: BlobDirectory) -> str:
