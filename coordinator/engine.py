@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError, StorageFullError
 from coordinator.aggregation import LostContributionError, aggregate_round
-from coordinator.blobs import BlobDirectory
+from coordinator.blobs import Blobs, in_thread
 from coordinator.commits import Change, Commits, Messages, Payloads
 from coordinator.events import Averaged, Event, StorageFull, WorkFailed
 from coordinator.layouts import Layouts
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 class Engine:
     """The shell around `coordinator.state`."""
 
-    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, logs: Logs, recent: Recent) -> None:
+    def __init__(self, store: Store, blobs: Blobs, layouts: Layouts, logs: Logs, recent: Recent) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
@@ -216,9 +216,12 @@ class Engine:
             momentum=state.momenta[job.fragment],
             regions=tuple((there, state.outer.weights[name]) for name, there in sorted(digests.items())),
         )
-        made = await asyncio.to_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
-        event = Averaged(job.number, job.fragment, digests, made.digest, made.momentum, made.rejected)
-        await self.apply(state.id, event)
+        made = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
+        with made.parameters, made.momentum:
+            anchor, momentum = [await in_thread(draft.commit) for draft in (made.parameters, made.momentum)]
+        await self.apply(
+            state.id, Averaged(job.number, job.fragment, digests, anchor, momentum, rejected=made.rejected)
+        )
 
 
 @dataclass(frozen=True, eq=False)
