@@ -136,6 +136,8 @@ def _print_run(run: Run, as_json: bool) -> None:
     out.print(
         f"{run.id}: {run.status}, step {run.step} of {run.spec.steps}; {run.reason}", soft_wrap=True, markup=False
     )
+    for warning in run.warnings:
+        out.print(f"warning: {warning}", soft_wrap=True, markup=False)
     for alarm in run.alarms:
         out.print(f"alarm: {alarm}", style="yellow", soft_wrap=True, markup=False)
 

@@ -257,7 +257,8 @@ class RunMachine(RuleBasedStateMachine):
         region = regions[index % len(regions)]
         step = max(1, region.step + 1 - offset)
         self.driver.send(Ticked())
-        if AggregateRound(region.name, step) not in pending(self.driver.state):
+        state = self.driver.state
+        if AggregateRound(region.name, step) not in pending(state) and not state.storage_full:
             before = self.driver.state
             self.send(Aggregated(region.name, step, (digest_of("again"),), {}))
             assert self.driver.state == before
@@ -268,7 +269,8 @@ class RunMachine(RuleBasedStateMachine):
         self.driver.send(Ticked())
         number, outer = self.driver.state.outer_rounds + 1 - offset, self.driver.state.outer
         jobs = {(job.number, job.fragment) for job in pending(self.driver.state) if not isinstance(job, AggregateRound)}
-        if ((number, fragment) not in jobs or other) and (outer is None or fragment < len(outer.fragments)):
+        known = (number, fragment) in jobs or self.driver.state.storage_full
+        if (not known or other) and (outer is None or fragment < len(outer.fragments)):
             before = self.driver.state
             self.send(Averaged(number, fragment, {"west": (digest_of("other"),)}, digest_of("again"), None))
             assert self.driver.state == before

@@ -345,7 +345,7 @@ def test_announcements_of_closed_outer_rounds_change_nothing():
 def test_sites_without_rounds_meet_at_outer_rounds_only():
     driver = Driver(ALONE, steps=5, every=2, fragments=2, exchange="none").begin()
     assert all(region.round is None for region in driver.state.regions.values())
-    driver.refused(driver.contribution("a"), "round_not_open")
+    driver.refused(driver.contribution("a"), "no_rounds")
     driver.refused(driver.announcement("a", 0), "outer_round_not_open")
     driver.send(driver.arrival("a", tokens=30))
     driver.send(driver.arrival("a", tokens=31))
