@@ -5,7 +5,7 @@ Params: `plain`: no DDP; `evaluate_every`: steps between evaluations;
 `folder`, where it leaves a line with the digest of the parameters after every step; `size` of the layer;
 `raise_at` and `raising`: the step at which a site fails; `straying`: the site whose last rank changes its parameters;
 `flipping`: a site, in one of whose parameters one bit changes after step 2; `own`: the script makes the optimizer;
-`holding` and `hold_at`: the step at which a site leaves a file `held`, and waits until there is a file `go`.
+`holding` and `hold_at`: sites, and the step at which each leaves a file `held-SITE` and waits for a file `go-SITE`.
 """
 
 import hashlib
@@ -37,10 +37,10 @@ def fail_if_told(params: dict[str, Any], site: str, step: int) -> None:
 
 
 def hold_if_told(params: dict[str, Any], site: str, step: int) -> None:
-    if params.get("holding") == site and params["hold_at"] == step:
+    if site in params.get("holding", ()) and params["hold_at"] == step:
         folder = Path(params["folder"])
-        (folder / "held").touch()
-        while not (folder / "go").exists():
+        (folder / f"held-{site}").touch()
+        while not (folder / f"go-{site}").exists():
             time.sleep(0.02)
 
 
