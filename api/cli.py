@@ -139,6 +139,8 @@ def _print_run(run: Run, as_json: bool) -> None:
     for change in run.changes:
         settings = ", ".join(f"{name} {value}" for name, value in change.settings().items())
         out.print(f"from step {change.from_step} on: {settings}", soft_wrap=True, markup=False)
+    for warning in run.warnings:
+        out.print(f"warning: {warning}", soft_wrap=True, markup=False)
     for alarm in run.alarms:
         out.print(f"alarm: {alarm}", style="yellow", soft_wrap=True, markup=False)
 

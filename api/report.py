@@ -9,7 +9,7 @@ from rich.table import Table
 from api import schemas
 from api.client import CoordinatorClient
 
-__all__ = ["build_report", "print_report"]
+__all__ = ["build_report", "print_report", "steps_done"]
 
 Report = dict[str, Any]
 
@@ -38,6 +38,15 @@ def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
     }
 
 
+def steps_done(run: schemas.Run, points: Sequence[schemas.StoredPoint]) -> int:
+    """By all sites: as far as the logs tell, and beyond where sites train by themselves and report it."""
+    there = {member.site for member in run.members if member.condition is schemas.Condition.ACTIVE}
+    if run.spec.exchange != "none" or not there:
+        return run.step
+    own = {site: max((point.step for point in points if point.site == site), default=0) for site in there}
+    return max(run.step, min(own.values()))
+
+
 def _site(member: schemas.MemberView, run: schemas.Run, points: Sequence[schemas.StoredPoint]) -> Report:
     own = [point for point in points if point.site == member.site]
     step = next(region.step for region in run.regions if region.name == member.region)
@@ -45,7 +54,7 @@ def _site(member: schemas.MemberView, run: schemas.Run, points: Sequence[schemas
     return {
         "name": member.site,
         "region": member.region,
-        "steps": step,
+        "steps": max([step, *(point.step for point in own)]),
         "digest": member.digest,
         **{name: int(_last(own, name) or 0) for name in totals},
         **{f"{name}_per_step": _per_step(own, name) for name in ("bytes_up", "bytes_down")},

@@ -1,14 +1,14 @@
 """Follows a run to its end: a live progress bar on a terminal, a line every few seconds elsewhere."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from api import schemas
 from api.client import CoordinatorClient
-from api.report import size
+from api.report import size, steps_done
 
 __all__ = ["watch"]
 
@@ -30,21 +30,21 @@ def watch(
         while True:
             check()
             run = client.run(run_id)
-            text = _describe(client, run)
-            progress.update(task, total=run.spec.steps, completed=run.step, description=text)
+            points = client.metrics(run.id, max_points=500) if run.status is schemas.RunStatus.RUNNING else []
+            text, step = _describe(run, points), steps_done(run, points)
+            progress.update(task, total=run.spec.steps, completed=step, description=text)
             if run.status.terminal:
                 return run
-            news = f"step {run.step}/{run.spec.steps}  {text}"
+            news = f"step {step}/{run.spec.steps}  {text}"
             if not console.is_terminal and news != line and time.monotonic() - printed >= _LINE_EVERY_S:
                 console.print(news, soft_wrap=True, highlight=False)
                 printed, line = time.monotonic(), news
             time.sleep(every_s)
 
 
-def _describe(client: CoordinatorClient, run: schemas.Run) -> str:
-    if run.status is not schemas.RunStatus.RUNNING or run.step == 0:
+def _describe(run: schemas.Run, points: Sequence[schemas.StoredPoint]) -> str:
+    if run.status is not schemas.RunStatus.RUNNING or steps_done(run, points) == 0:
         return f"{run.status}: {run.reason}"
-    points = client.metrics(run.id, max_points=500)
     losses = [point.values["loss"] for point in points if point.values.get("loss") is not None]
     held_out = [point.values["heldout_loss"] for point in points if point.values.get("heldout_loss") is not None]
     sent = {point.site: point.values["bytes_up"] for point in points if point.values.get("bytes_up") is not None}

@@ -40,6 +40,8 @@ def change_requested(event: ChangeRequested, state: RunState, now: datetime) -> 
 def _require_sense(change: Change, spec: RunSpec) -> None:
     if not change.settings():
         raise InvalidError("nothing_to_change", "a change names at least one of lr, k and every")
+    if spec.exchange == "none":
+        raise InvalidError("no_rounds", "sites of regions without rounds cannot be told of a change on their way")
     if change.from_step > spec.steps:
         raise InvalidError("no_such_step", f"from_step = {change.from_step}: the run has {spec.steps} steps")
     if change.every is not None and spec.outer is None:

@@ -56,7 +56,8 @@ def checked_layout(value: dict[str, object], spec: RunSpec) -> ParameterLayout:
             if getattr(layout, name) != getattr(spec.optimizer, name):
                 theirs = getattr(spec.optimizer, name)
                 raise ValueError(f"the layout has {name} {getattr(layout, name)}, the run's spec {theirs}")
-        require_few_parts(layout, spec.optimizer, spec.part_bytes)
+        if spec.exchange != "none":
+            require_few_parts(layout, spec.optimizer, spec.part_bytes)
         if spec.outer is not None:
             layout.fragments(spec.outer.fragments)
     except ValueError as error:

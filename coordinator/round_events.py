@@ -30,6 +30,8 @@ def _open_round(state: RunState, event: Answer | PartSent) -> tuple[Region, Roun
     if member.region != event.region:
         raise ForbiddenError("wrong_region", f"site {event.site} is in region {member.region}, not in {event.region}")
     going_on(state, to="contribute")
+    if not state.has_rounds:
+        raise ConflictError("no_rounds", f"run {state.id} has exchange = none: its regions have no rounds")
     region = state.regions[event.region]
     context = {"step": region.step, "round": region.round.step if region.round else None}
     if event.step <= region.step:

@@ -575,17 +575,23 @@ def outer_step(
     weights: list[int],
     lr: float,
     momentum: float,
+    optimizer: str = "nesterov",
 ) -> tuple[np.ndarray, np.ndarray]:
     """The new anchor and momentum buffer: float64 in the order of `copies`, one final float32 rounding each."""
     total = np.zeros(anchor.shape, dtype=np.float64)
     for copy, weight in zip(copies, weights, strict=True):
         total = total + copy.astype(np.float64) * weight
     mean = total / sum(weights)
+    if optimizer == "average":
+        return mean.astype(np.float32), buffer
     pseudo_gradient = anchor.astype(np.float64) - mean
     new_buffer = momentum * buffer.astype(np.float64) + pseudo_gradient
     if (lr, momentum) == (1, 0):
         return mean.astype(np.float32), new_buffer.astype(np.float32)
-    new_anchor = anchor.astype(np.float64) - lr * (pseudo_gradient + momentum * new_buffer)
+    if lr == 0:
+        return anchor, new_buffer.astype(np.float32)
+    direction = new_buffer if optimizer == "sgd" else pseudo_gradient + momentum * new_buffer
+    new_anchor = anchor.astype(np.float64) - lr * direction
     return new_anchor.astype(np.float32), new_buffer.astype(np.float32)
 
 

@@ -66,6 +66,7 @@ export function detail(run, items, rounds) {
     crumb(),
     h("h1", {}, run.spec.name, " ", badge(run.status)),
     h("p", { class: "reason" }, run.reason, run.reason && " · ", "since ", when(run.since)),
+    h("div", {}, run.warnings.map((warning) => h("p", { class: "muted" }, warning))),
     h("div", {}, run.alarms.map((alarm) => h("p", { class: "alarm", role: "alert" }, h("strong", {}, "⚠ Alarm: "), alarm))),
     progress(run, items),
     facts(run, items, members),
@@ -81,8 +82,16 @@ export function detail(run, items, rounds) {
   );
 }
 
+// Where sites train by themselves, the logs tell of outer rounds only; what the sites report tells of the steps between.
+function stepsDone(run, items) {
+  const active = run.members.filter((member) => member.condition === "active");
+  if (run.spec.exchange !== "none" || !active.length) return run.step;
+  const own = active.map(({ site }) => items.reduce((most, item) => (item.site === site ? Math.max(most, item.step) : most), 0));
+  return Math.max(run.step, Math.min(...own));
+}
+
 function progress(run, items) {
-  const { step, spec } = run;
+  const { spec } = run, step = stepsDone(run, items);
   const left = run.status === "running" && step < spec.steps ? timeLeft(items, step, spec.steps) : null;
   return h(
     "div",
@@ -105,7 +114,7 @@ function facts(run, items, members) {
     ["Less than DDP", least ? times(least) : "–", "2 bytes per parameter, one way"],
     ["Tokens", tokens ? count(tokens) : "–", "over all sites"],
     ["Task", task, `created ${new Date(run.created_at).toLocaleString()}`],
-    ["Optimizer", `DeMo k=${optimizer.k} ${optimizer.codec}`, outer ? `outer step every ${outer.every}, lr ${outer.lr}` : "no outer step"],
+    ["Optimizer", optimizer.kind === "demo" ? `DeMo k=${optimizer.k} ${optimizer.codec}` : optimizer.kind, outer ? `outer step every ${outer.every}, ${outer.optimizer}${outer.optimizer === "average" ? "" : ` lr ${outer.lr}`}` : "no outer step"],
   ];
   return h("dl", { class: "facts" }, rows.map(([name, value, note]) =>
     h("div", {}, h("dt", {}, name), h("dd", {}, value), h("dd", { class: "muted" }, note))));

@@ -196,9 +196,9 @@ class SiteByHand:
         body = self.message(step, seed=seed)
         return self.ranks.contribute(self.run, self.region, step, self.name, 0, body, wait).message
 
-    def announce(self, number, fragment, copy, wait=WAIT_S):
+    def announce(self, number, fragment, copy, wait=WAIT_S, tokens=0):
         """As sites do: announces, uploads if asked to, announces again."""
-        announcement = Announcement(digest=hashlib.sha256(copy).hexdigest())
+        announcement = Announcement(digest=hashlib.sha256(copy).hexdigest(), tokens=tokens)
         place = (self.run, number, fragment, self.name, announcement, wait)
         reply = self.ranks.announce(*place)
         if reply.upload:
@@ -228,6 +228,7 @@ class RunByHand:
         *,
         steps=3,
         outer: OuterSpec | None = None,
+        exchange="demo",
         rounds: RoundsSpec = PATIENT,
         guards=GuardsSpec(),  # noqa: B008  # frozen
         part_bytes=PART_BYTES,
@@ -248,6 +249,7 @@ class RunByHand:
             sites=names,
             optimizer=OPTIMIZER,
             outer=outer,
+            exchange=exchange,
             rounds=rounds,
             guards=guards,
             part_bytes=part_bytes,

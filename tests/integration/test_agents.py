@@ -72,7 +72,9 @@ class Agents:
         """A run that has just been started."""
         wait_until(lambda: all(self._online(site) for site in sites), f"{sites}", seconds=60)
         params = {"folder": str(folder), **params}
-        run = self.client.create_run(RunSpec(name=task, task=task, params=params, sites=sites, **spec))
+        if "regions" not in spec:
+            spec["sites"] = sites
+        run = self.client.create_run(RunSpec(name=task, task=task, params=params, **spec))
         return self.client.start_run(run.id)
 
     def _online(self, name: str) -> bool:
@@ -151,6 +153,76 @@ def test_two_sites_of_two_ranks_with_outer_steps(agents: Agents, tmp_path: Path)
         update = reference.unpack_update(arrays, [(t.name, t.shape) for t in layout.tensors], layout.chunk)
         assert all(chunk and chunk.values for chunk in update)  # from both ranks' halves of the chunks
     agents.nothing_left("cat", "dog")
+
+
+def test_a_bit_that_flips_at_one_of_three_sites_is_seen_named_and_repaired(agents: Agents, tmp_path: Path) -> None:
+    """The flat hybrid: one region, whose outer step is the mean (A11, A13)."""
+    sites, outer = ["ant", "bee", "cat"], {"every": 3, "lr": 1, "momentum": 0}
+    run = agents.run("linear", sites, tmp_path, {"flipping": "bee"}, steps=5, outer=outer, regions={"west": sites})
+    run = agents.end(run)
+    assert run.status == "succeeded", run.reason
+    assert run.alarms == ["step 3: fragment 0 of bee differs from region west's"]
+    ant, bee, cat = (digests(tmp_path, site) for site in sites)
+    assert ant == cat
+    assert [mine == theirs for mine, theirs in zip(ant, bee, strict=True)] == [True, False, True, True, True]
+    assert [outer_round.distinct for outer_round in agents.client.outer_rounds(run.id)] == [1, 1]
+
+
+# --- regions without rounds -------------------------------------------------------------------------------------------
+
+APART = {"one": ["ant"], "three": ["cat"], "two": ["bee"]}
+
+
+def test_sites_without_rounds_go_on_when_one_is_killed(agents: Agents, tmp_path: Path) -> None:
+    """Pure DiLoCo; cat, with two ranks, is killed between the first outer round and the second."""
+    sites = ["ant", "bee", "cat"]
+    run = agents.run(
+        "linear",
+        sites,
+        tmp_path,
+        {"holding": sites, "hold_at": 7},
+        steps=18,
+        regions=APART,
+        exchange="none",
+        optimizer={"kind": "adamw", "lr": 0.01, "weight_decay": 0.1},
+        outer={"every": 5, "fragments": 2},
+    )
+    wait_until(lambda: all((tmp_path / f"held-{site}").exists() for site in sites), "step 7 of all sites")
+    assert agents.client.run(run.id).outer_rounds == 1
+    for process in agents.ranks("cat"):
+        if process.cmdline()[1] == str(SCRIPTS / "linear.py"):
+            process.kill()
+    (tmp_path / "go-cat").touch()
+    agents.until(run, lambda now: (member(now, "cat").attempt, member(now, "cat").condition) == (2, "active"), "cat")
+    for site in ("ant", "bee"):
+        (tmp_path / f"go-{site}").touch()
+    run = agents.end(run)
+    assert run.status == "succeeded", run.reason
+    assert (run.alarms, run.warnings, member(run, "cat").attempt) == ([], [], 2)
+    (digest,) = {member.digest for member in run.members}
+    first, *_ = agents.client.outer_rounds(run.id)
+    assert (first.step, first.distinct) == (5, 6)
+    for region in APART:
+        kinds = [header["kind"] for header, _ in read_log(agents.client, run.id, region)]
+        assert kinds == ["start"] + ["anchor"] * 8
+        assert digest_of(replayed(agents.client, run, region)[1]) == digest
+    assert digests(tmp_path, "ant")[4] == digests(tmp_path, "bee")[4] != digests(tmp_path, "ant")[5]
+
+
+def test_one_site_whose_outer_step_is_its_own_copy_trains_as_alone(agents: Agents, tmp_path: Path) -> None:
+    """Whether it has outer rounds, and how many, changes no bit: an optimizer of the script's own keeps its state."""
+    ends = []
+    for every in (2, 6):
+        (folder := tmp_path / str(every)).mkdir()
+        outer = {"every": every, "optimizer": "sgd", "lr": 1, "momentum": 0, "state": "keep"}
+        optimizer = {"kind": "custom", "lr": 0.01, "warmup": 3}
+        params = {"seed": 5, "own": True}
+        run = agents.run("linear", ["ant"], folder, params, steps=6, exchange="none", outer=outer, optimizer=optimizer)
+        run = agents.end(run)
+        assert run.status == "succeeded", run.reason
+        ends.append(digests(folder, "ant"))
+    assert ends[0] == ends[1]
+    assert len(set(ends[0])) == 6
 
 
 def digest_of(tensors: dict[str, np.ndarray]) -> str:

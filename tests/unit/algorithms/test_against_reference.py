@@ -25,7 +25,7 @@ from algorithms.codec import (
 )
 from algorithms.layout import CHUNKS, ParameterLayout, TensorSpec, canonical_name, kept
 from algorithms.momentum import Ownership, encode
-from algorithms.outer import nesterov, weighted_mean
+from algorithms.outer import OuterOptimizer, nesterov, outer_update, weighted_mean
 from algorithms.settings import Average
 from algorithms.transforms import TRANSFORMS, Transform
 from algorithms.updates import CODEC_LIMITS, AggregateUpdate, Codec, Coefficients, Indices, SparseUpdate
@@ -486,15 +486,18 @@ def test_encode_sends_the_largest_coefficients(layout: ParameterLayout, k: int, 
     st.integers(0, 2**32),
     st.one_of(st.just((1.0, 0.0)), st.tuples(st.floats(0, 3), st.floats(0, 0.99))),
     st.lists(st.integers(0, 2**62), min_size=5, max_size=5),
+    st.sampled_from(get_args(OuterOptimizer)),
 )
-def test_outer_step_gives_the_same_bits(copies: int, seed: int, outer: tuple[float, float], weights: list[int]) -> None:
+def test_outer_step_gives_the_same_bits(
+    copies: int, seed: int, outer: tuple[float, float], weights: list[int], optimizer: OuterOptimizer
+) -> None:
     rng = np.random.default_rng(seed)
     magnitudes = np.float32(10.0) ** rng.integers(-20, 20, 300).astype(np.float32)
     draws = [(rng.standard_normal(300) * magnitudes).astype(np.float32) for _ in range(copies + 2)]
     weights = [max(weights[0], 1), *weights[1:copies]]
     anchor, buffer, *values = draws
-    new = nesterov(anchor, buffer, weighted_mean(values, weights), *outer)
-    expected = reference.outer_step(anchor, buffer, values, weights, *outer)
+    new = outer_update(optimizer, anchor, buffer, weighted_mean(values, weights), *outer)
+    expected = reference.outer_step(anchor, buffer, values, weights, *outer, optimizer)
     assert [array.tobytes() for array in new] == [array.tobytes() for array in expected]
 
 

@@ -4,8 +4,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.outer import BLOCK, nesterov, pseudo_gradient, weighted_mean
-from algorithms.schedule import learning_rate, outer_due
+from algorithms.outer import (
+    BLOCK,
+    OuterOptimizer,
+    heavy_ball,
+    nesterov,
+    outer_update,
+    pseudo_gradient,
+    weighted_mean,
+)
+from algorithms.schedule import learning_rate, outer_due, outer_number, outer_step
 
 
 def floats(seed: int, size: int = 1000) -> np.ndarray:
@@ -50,6 +58,31 @@ def test_outer_step_without_momentum_takes_the_mean() -> None:
     assert np.array_equal(buffer, pseudo_gradient(anchor, mean).astype(np.float32))
     same, _ = nesterov(anchor, np.zeros_like(anchor), mean, 0.0, 0.9)
     assert np.array_equal(same, anchor)
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "sgd"])
+def test_a_learning_rate_of_0_changes_no_bit(optimizer: OuterOptimizer) -> None:
+    anchor = np.array([-0.0, 1.0], np.float32)
+    same, _ = outer_update(optimizer, anchor, np.array([1.0, -1.0], np.float32), np.array([1.0, 3.0]), 0.0, 0.9)
+    assert same.tobytes() == anchor.tobytes()
+
+
+def test_momentum_without_look_ahead() -> None:
+    anchor, buffer, mean = np.array([2.0], np.float32), np.array([4.0], np.float32), np.array([1.0])
+    assert [array[0] for array in heavy_ball(anchor, buffer, mean, 0.5, 0.25)] == [2 - 0.5 * 2, 2]
+    assert [array[0] for array in nesterov(anchor, buffer, mean, 0.5, 0.25)] == [2 - 0.5 * (1 + 0.25 * 2), 2]
+
+
+def test_the_average_is_the_mean_and_has_no_momentum() -> None:
+    anchor, buffer, mean = floats(0), floats(1), floats(2).astype(np.float64) / 3
+    new, same = outer_update("average", anchor, buffer, mean, 0.7, 0.9)
+    assert np.array_equal(new, mean.astype(np.float32))
+    assert same is buffer
+
+
+def test_the_steps_of_outer_rounds() -> None:
+    assert [outer_step(number, 4, 10) for number in range(5)] == [0, 4, 8, 10, 10]
+    assert [outer_number(step, 4) for step in (1, 4, 5, 8, 10)] == [1, 1, 2, 2, 3]
 
 
 def test_outer_step_is_the_formula() -> None:

@@ -31,9 +31,9 @@ def store(blobs, values):
 
 
 def step(blobs, *place, outer):
-    anchor, momentum = outer_step(Copies(*place), LAYOUT, outer, blobs)
-    with anchor, momentum:
-        return [blobs.read(draft.commit()) for draft in (anchor, momentum)]
+    made = outer_step(Copies(*place), LAYOUT, outer, blobs)
+    with made.parameters, made.momentum:
+        return [blobs.read(draft.commit()) for draft in (made.parameters, made.momentum)]
 
 
 @pytest.mark.parametrize("rates", [(0.7, 0.9), (1.0, 0.0)])
@@ -46,7 +46,7 @@ def test_the_bits_are_those_of_whole_arrays(blobs, fragment, weights, rates):
     tensors = LAYOUT.fragments(2)[fragment]
     first, elements = LAYOUT.offsets[tensors.start], LAYOUT.fragment_elements(tensors)
     values = rng.standard_normal((3, elements)).astype("<f4")
-    regions = tuple((store(blobs, copy), weight) for copy, weight in zip(values, weights, strict=True))
+    regions = tuple(((store(blobs, copy),), weight) for copy, weight in zip(values, weights, strict=True))
     own = start[first : first + elements]
     anchor, momentum = step(blobs, fragment, store(blobs, start), None, None, regions, outer=outer)
     expected = reference.outer_step(own, np.zeros_like(own), list(values), weights, *rates)
@@ -59,14 +59,55 @@ def test_the_bits_are_those_of_whole_arrays(blobs, fragment, weights, rates):
 def test_copies_that_are_one_blob_are_the_mean(blobs):
     outer = OuterSpec(every=1, lr=1.0, momentum=0.0)
     start, copy = np.random.default_rng(0).standard_normal((2, LAYOUT.parameter_count)).astype("<f4")
-    regions = ((store(blobs, copy), 2), (store(blobs, copy), 7))
+    regions = (((store(blobs, copy),), 2), ((store(blobs, copy),), 7))
     assert step(blobs, 0, store(blobs, start), None, None, regions, outer=outer)[0] == copy.tobytes()
+
+
+def test_what_one_site_and_averaging_come_to(blobs):
+    """One region, outer sgd with lr 1 and no momentum: its copy, bit for bit; with lr 0: the anchor."""
+    start, copy, other = np.random.default_rng(0).standard_normal((3, LAYOUT.parameter_count)).astype("<f4")
+    place = 0, store(blobs, start), None, None
+    alone = (((store(blobs, copy),), 5),)
+    assert step(blobs, *place, alone, outer=OuterSpec(every=1, optimizer="sgd", lr=1, momentum=0))[0] == copy.tobytes()
+    assert step(blobs, *place, alone, outer=OuterSpec(every=1, optimizer="sgd", lr=0))[0] == start.tobytes()
+    two = (((store(blobs, copy),), 1), ((store(blobs, other),), 3))
+    mean = (copy.astype(np.float64) + 3 * other.astype(np.float64)) / 4
+    assert step(blobs, *place, two, outer=OuterSpec(every=1, optimizer="average")) == [
+        mean.astype("<f4").tobytes(),
+        bytes(start.nbytes),
+    ]
+
+
+def test_copies_of_a_region_without_a_majority_share_its_weight(blobs):
+    outer = OuterSpec(every=1, optimizer="average")
+    values = np.random.default_rng(0).standard_normal((3, LAYOUT.parameter_count)).astype("<f4")
+    first, second, third = (store(blobs, one) for one in values)
+    mean = weighted_mean(list(values), [3, 3, 2 * 5]).astype("<f4")
+    regions = (((first, second), 3), ((third,), 5))
+    assert step(blobs, 0, first, None, None, regions, outer=outer)[0] == mean.tobytes()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_left_out(blobs, bad):
+    outer = OuterSpec(every=1, optimizer="average")
+    start, good, wrong = np.random.default_rng(0).standard_normal((3, LAYOUT.parameter_count)).astype("<f4")
+    wrong[-1] = bad
+    good, wrong = store(blobs, good), store(blobs, wrong)
+    for regions, expected in (
+        ((((good, wrong), 2), ((wrong,), 9)), blobs.read(good)),
+        ((((wrong,), 2),), start.tobytes()),
+    ):
+        copies = Copies(0, store(blobs, start), None, None, regions)
+        made = outer_step(copies, LAYOUT, outer, blobs)
+        with made.parameters, made.momentum:
+            assert made.rejected == {wrong}
+            assert blobs.read(made.parameters.commit()) == expected
 
 
 def test_nobody_has_trained(blobs):
     outer = OuterSpec(every=1)
     start, copy = np.random.default_rng(0).standard_normal((2, LAYOUT.parameter_count)).astype("<f4")
-    stored = step(blobs, 0, store(blobs, start), None, None, ((store(blobs, copy), 0),), outer=outer)
+    stored = step(blobs, 0, store(blobs, start), None, None, (((store(blobs, copy),), 0),), outer=outer)
     assert stored == [start.tobytes(), bytes(start.nbytes)]
 
 
@@ -76,7 +117,7 @@ def test_a_copy_that_is_missing_or_of_another_size_leaves_nothing(blobs):
     short = store(blobs, np.zeros(LAYOUT.parameter_count - 1, "<f4"))
     for copy, error in ((short, ProblemError), ("0" * 64, NotFoundError)):
         with pytest.raises(error, match=copy):
-            outer_step(Copies(0, start, None, None, ((copy, 1),)), LAYOUT, outer, blobs)
+            outer_step(Copies(0, start, None, None, (((copy,), 1),)), LAYOUT, outer, blobs)
     assert list((blobs.root / "incoming").iterdir()) == []
 
 
@@ -99,8 +140,8 @@ def peak(mebibytes):
                 draft.write(bytes([number]) * (1 << 20))
             digests.append(draft.commit())
     anchor, *copies = digests
-    drafts = outer_step(Copies(0, anchor, anchor, anchor, tuple((c, 1) for c in copies)), layout, outer, blobs)
-    assert [draft.size for draft in drafts] == [mebibytes << 20] * 2
+    made = outer_step(Copies(0, anchor, anchor, anchor, tuple(((c,), 1) for c in copies)), layout, outer, blobs)
+    assert [made.parameters.size, made.momentum.size] == [mebibytes << 20] * 2
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 first = peak(1)

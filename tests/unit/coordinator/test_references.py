@@ -4,7 +4,7 @@ import hashlib
 import re
 from datetime import UTC, datetime
 
-from api.schemas import OuterSpec, Position, Resume, RunSpec, RunStatus
+from api.schemas import Change, InForce, OuterSpec, Position, Resume, RunSpec, RunStatus
 from coordinator.records import FragmentRound, Layout, Member, OuterRound, Region, Round, RunState, Sent, Start
 from coordinator.references import blobs_of, blobs_of_entry, named_in
 
@@ -24,7 +24,8 @@ def position(text):
 
 
 FRAGMENT = FragmentRound(copies={"a": blob("copy")}, stored=frozenset({blob("stored")}), anchor=blob("made"))
-RESUME = Resume(position=position("resume"), step=1, anchors=[blob("resume")])
+IN_FORCE = InForce(lr=0.1, k=32, every=1)
+RESUME = Resume(position=position("resume"), step=1, outer_round=1, anchors=[blob("resume")], in_force=IN_FORCE)
 SENT = Sent(digest=name("sent"), parts=(name("part"),), tokens=1, norm=1.0)
 STATE = RunState(
     id="run",
@@ -42,6 +43,7 @@ STATE = RunState(
     outer=OuterRound(number=1, step=1, weights={"west": 1}, participants=frozenset("a"), fragments=(FRAGMENT,)),
     anchors=(blob("anchor"), None),
     momenta=(None, blob("momentum")),
+    changes=(Change(from_step=2, lr=0.1),),
 )
 OTHERS = {name(text) for text in ("resume", "sent", "part", "seat", "head", "layout")}
 
