@@ -7,6 +7,7 @@ from torch import Tensor
 
 from algorithms.base_updates import BASE_UPDATES
 from algorithms.decode import Inverse, Method
+from algorithms.eager import eager
 from algorithms.layout import ParameterLayout
 from algorithms.settings import BaseUpdateName
 from algorithms.tensor_update import ShapeUpdate, TensorUpdate
@@ -15,7 +16,7 @@ from algorithms.updates import AggregateUpdate
 __all__ = ["apply_update"]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@eager
 def apply_update(
     update: AggregateUpdate,
     layout: ParameterLayout,

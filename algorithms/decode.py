@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from algorithms.eager import eager
 from algorithms.layout import is_dense
 from algorithms.transforms import Transform, basis
 from algorithms.updates import Shape, UpdateCoefficients
@@ -65,7 +66,7 @@ class Inverse(NamedTuple):
         return self.transform != "identity" and not is_dense(shape[0] * shape[1])
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@eager
 def decode(part: UpdateCoefficients, shape: Shape, inverse: Inverse) -> Tensor:
     """The integer inverse of m chunks, exact, without their exponents: float64 (rows, m, cols), no -0."""
     high, low, radix = _passes(part, shape, inverse)
@@ -73,7 +74,7 @@ def decode(part: UpdateCoefficients, shape: Shape, inverse: Inverse) -> Tensor:
     return total if low is None else total.add_(low).mul_(radix)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@eager
 def signs(part: UpdateCoefficients, shape: Shape, inverse: Inverse) -> Tensor:
     """The exact sign of `decode`, float32 (rows, m, cols): -1, +0 or 1."""
     high, low, _ = _passes(part, shape, inverse)
@@ -81,7 +82,7 @@ def signs(part: UpdateCoefficients, shape: Shape, inverse: Inverse) -> Tensor:
     return torch.sign(total, out=total).float()
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@eager
 def values(part: UpdateCoefficients, shape: Shape, inverse: Inverse) -> Tensor:
     """The update u of m chunks, float32 (rows, m, cols): in float64 `decode * (unit * 2^exponent)`, then rounded."""
     factors = torch.from_numpy(np.ldexp(_unit(shape, inverse), part.exponents.astype(np.int32)))

@@ -4,6 +4,7 @@ Source: Peng et al., "DeMo: Decoupled Momentum Optimization", and the design, se
 functions (`encode`, `subtract_sent`, `subtract_update`, `apply_update`); the class keeps the state between steps.
 """
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from algorithms.aggregate import aggregate, norm, outlier_halvings
 from algorithms.apply import apply_update
 from algorithms.codec import parameters_digest
 from algorithms.decode import known_answer
+from algorithms.eager import eager
 from algorithms.gradients import all_finite, trainable_gradients
 from algorithms.layout import ParameterLayout, TensorSpec, canonical_name
 from algorithms.masters import read_flat, write_flat
@@ -40,6 +42,11 @@ class _Step:
 
     sent: SparseUpdate | None
     entry: StepEntry | Callable[[], StepEntry]
+
+
+# torch's own are wrapped so that the first call imports the compiler
+_add_param_group = eager(inspect.unwrap(torch.optim.Optimizer.add_param_group))
+_zero_grad = eager(inspect.unwrap(torch.optim.Optimizer.zero_grad))
 
 
 class DeMo(torch.optim.Optimizer):
@@ -89,6 +96,9 @@ class DeMo(torch.optim.Optimizer):
         self._warned = False
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        _zero_grad(self, set_to_none)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group and rebuilds the layout; momentum is kept.
 
@@ -97,7 +107,7 @@ class DeMo(torch.optim.Optimizer):
         """
         if self.owned[1] > 1 and any("momentum" in state for state in self.state.values()):
             raise ValueError("groups must be added before the first step when the momentum is sharded")
-        super().add_param_group(param_group)
+        _add_param_group(self, param_group)
         try:
             self._build()
         except ValueError:

@@ -1,6 +1,7 @@
 """Every error that crosses the wire, as RFC 9457 problem+json.
 
 IsthmusError                    anything a user may see; the message names the thing and the remedy
+├── UnreachableError            the coordinator, or what it depends on, was away for too long
 └── ProblemError                has a stable `code` and an HTTP status
     ├── UnauthorizedError       401  no token, or one that nobody issued
     ├── ForbiddenError          403  a token without the right
@@ -9,6 +10,7 @@ IsthmusError                    anything a user may see; the message names the t
     ├── GoneError               410  the round is closed, the run has ended
     ├── TooLargeError           413
     ├── UnsupportedMediaError   415
+    ├── RangeError              416  nothing of a blob is there
     ├── InvalidError            422  the request makes no sense; `errors` lists what is wrong
     ├── UpgradeRequiredError    426  protocol versions do not overlap
     ├── TooManyRequestsError    429  not now: `retry_after_s` of the context says when
@@ -30,11 +32,13 @@ __all__ = [
     "NotFoundError",
     "Problem",
     "ProblemError",
+    "RangeError",
     "StorageFullError",
     "TooLargeError",
     "TooManyRequestsError",
     "UnauthorizedError",
     "UnavailableError",
+    "UnreachableError",
     "UnsupportedMediaError",
     "UpgradeRequiredError",
     "error_from_problem",
@@ -65,6 +69,10 @@ def _shortened(text: str, most: int) -> str:
 
 class IsthmusError(Exception):
     """Base of all errors that a user may see."""
+
+
+class UnreachableError(IsthmusError):
+    """The coordinator, or what it depends on, was away for longer than the client's patience."""
 
 
 class ProblemError(IsthmusError):
@@ -121,6 +129,10 @@ class TooLargeError(ProblemError):
 
 class UnsupportedMediaError(ProblemError):
     status, title = 415, "unsupported media type"
+
+
+class RangeError(ProblemError):
+    status, title = 416, "range not satisfiable"
 
 
 class InvalidError(ProblemError):

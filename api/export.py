@@ -1,10 +1,11 @@
-"""The trained model as a safetensors file."""
+"""The trained model as a safetensors file, in the memory of one block."""
 
 import hashlib
+import json
+import secrets
 from pathlib import Path
 
-import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from algorithms.codec import parameters_digest
 from algorithms.layout import ParameterLayout
@@ -22,20 +23,34 @@ def export_model(client: CoordinatorClient, run: str, path: Path) -> str:
         IsthmusError: the coordinator's blobs are not the parameters that the sites ended with.
     """
     model = client.model(run)
-    layout = ParameterLayout.from_json(model.layout)
-    data = b"".join(client.get_blob(digest) for digest in model.blobs)
-    if hashlib.sha256(data).hexdigest() != model.digest:
-        raise IsthmusError(f"the stored parameters of run {run} are not those that its sites ended with")
-    flat = np.frombuffer(data, "<f4")
-    tensors = {
-        tensor.name: flat[offset : offset + tensor.elements].reshape(tensor.shape)
-        for tensor, offset in zip(layout.tensors, layout.offsets, strict=False)
-    }
+    metadata = {"run": run, "step": str(model.step), "digest": model.digest}
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
-    save_file(tensors, draft, metadata={"run": run, "step": str(model.step), "digest": model.digest})
-    draft.replace(path)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        sha256 = hashlib.sha256()
+        with draft.open("wb") as file:
+            file.write(_header(ParameterLayout.from_json(model.layout), metadata))
+            for digest in model.blobs:
+                for block in client.read_blob(digest):
+                    sha256.update(block)
+                    file.write(block)
+        if sha256.hexdigest() != model.digest:
+            raise IsthmusError(f"the stored parameters of run {run} are not those that its sites ended with")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
     return model.digest
+
+
+def _header(layout: ParameterLayout, metadata: dict[str, str]) -> bytes:
+    """What is before the parameters in a safetensors file; they follow in the order of the layout."""
+    header: dict[str, object] = {"__metadata__": metadata}
+    for tensor, offset in zip(layout.tensors, layout.offsets, strict=False):
+        place = [4 * offset, 4 * (offset + tensor.elements)]
+        header[tensor.name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": place}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def file_digest(path: Path) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from api.access import AuditEvent, AuditPage
 from api.payload import canonical_json
 from api.service import Principal
+from coordinator.lua import ALSO_WHEN_FULL
 
 __all__ = ["AuditLog"]
 
@@ -14,11 +15,14 @@ _STREAMS = {"audit:admins": 10_000, "audit:others": 2_000}
 """How many events each one keeps."""
 
 # KEYS: the number of the last event, a stream. ARGV: its length, the event. Numbers are common to both streams.
-_APPEND = """
+_APPEND = (
+    ALSO_WHEN_FULL
+    + """
 local number = redis.call('INCR', KEYS[1])
 local time = redis.call('TIME')
 redis.call('XADD', KEYS[2], 'MAXLEN', ARGV[1], number .. '-0', 'at', time[1], 'event', ARGV[2])
 """
+)
 
 
 class AuditLog:

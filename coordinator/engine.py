@@ -17,9 +17,10 @@ from redis.exceptions import RedisError
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError, StorageFullError
 from coordinator.aggregation import LostContributionError, aggregate_round
-from coordinator.blobs import Blobs, in_thread
+from coordinator.blobs import in_thread
 from coordinator.commits import Change, Commits, Messages, Payloads
 from coordinator.events import Averaged, Event, StorageFull, WorkFailed
+from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.news import News, concern_agents
@@ -41,7 +42,7 @@ log = structlog.get_logger()
 class Engine:
     """The shell around `coordinator.state`."""
 
-    def __init__(self, store: Store, blobs: Blobs, layouts: Layouts, logs: Logs, recent: Recent) -> None:
+    def __init__(self, store: Store, blobs: KeptBlobs, layouts: Layouts, logs: Logs, recent: Recent) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
@@ -219,9 +220,9 @@ class Engine:
             momentum=state.momenta[job.fragment],
             regions=tuple((digest, state.outer.weights[name]) for name, digest in sorted(digests.items())),
         )
-        drafts = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
+        drafts = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs.stored)
         with drafts[0], drafts[1]:
-            anchor, momentum = [await in_thread(draft.commit) for draft in drafts]
+            anchor, momentum = [await self._blobs.keep(draft, state.id) for draft in drafts]
         await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum))
 
 

@@ -79,9 +79,10 @@ class SiteLost:
 
 @dataclass(frozen=True)
 class SiteBack:
-    """The site's agent was heard again."""
+    """The site's agent was heard again. `ranks`: it still has those of this attempt, or says how they ended."""
 
     site: str
+    ranks: bool = True
 
 
 # --- what ranks do ----------------------------------------------------------------------------------------------------

@@ -132,9 +132,10 @@ class Sites:
     async def _take_in(self, name: str, heartbeat: schemas.Heartbeat) -> None:
         for state in await self._active(name):
             member = state.members[name]
-            if member.away:
-                await self._engine.apply(state.id, SiteBack(name))
             own = [process for process in heartbeat.processes if process.run == state.id]
+            if member.away:
+                there = any(process.attempt == member.attempt for process in own)
+                await self._engine.apply(state.id, SiteBack(name, there))
             ended = [process for process in own if process.state is ProcessState.EXITED]
             if state.status is RunStatus.STOPPING and len(ended) == len(own):
                 await self._engine.apply(state.id, ProcessesGone(name, member.attempt))

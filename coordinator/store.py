@@ -23,13 +23,16 @@ from api.errors import NotFoundError, ProblemError, StorageFullError, Unavailabl
 from api.schemas import RunStatus
 from coordinator.arrivals import Arrival, Arrivals
 from coordinator.audit import AuditLog
+from coordinator.garbage import Garbage, superseded
 from coordinator.log_store import LogStore, appended, ended, log_keys, payload_key
+from coordinator.lua import ALSO_WHEN_FULL, ZADD
 from coordinator.news import News, NewsChannel, concern_agents
 from coordinator.records import Record, RunState
+from coordinator.references import blobs_of, named_in
 from coordinator.tokens import Tokens, hashed, token_key
 from coordinator.transitions import Transition
 
-__all__ = ["SiteRecord", "Store", "Versioned", "unavailable"]
+__all__ = ["LEAST_OUTAGE_S", "SiteRecord", "Store", "Versioned", "unavailable"]
 
 log = structlog.get_logger()
 
@@ -42,6 +45,8 @@ _ENDED_S = 3600
 _STATES_KEPT = 64
 _CLOCK_S = 1.0
 """Seconds for which Redis TIME is carried on by the clock of this process."""
+LEAST_OUTAGE_S = 1.0
+"""A shorter gap between two ticks is no outage, however short the interval: only a machine that is busy."""
 
 # KEYS: the run, and payloads; ARGV: expected version, new version, new state, operations as JSON, the payloads' bytes.
 # Answers 1, or 0 for a lost race. A server that is full refuses the first write of a script, and no later one, but
@@ -68,24 +73,32 @@ return 1
 """
 
 # KEYS: the run, and what belongs to it. ARGV: expected version, the run's id, the time; as JSON, which of the keys list
-# segments, and what other blobs are its own. Answers 1, or 0 for a lost race.
-_DELETE = """
+# segments, and to which other blobs it refers. Answers 1, or 0 for a lost race.
+_DELETE = (
+    ALSO_WHEN_FULL
+    + """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
 local segments, blobs = unpack(cjson.decode(ARGV[4]))
 for _, key in ipairs(segments) do
   for _, line in ipairs(redis.call('ZRANGE', key, 0, -1)) do
     local segment = cjson.decode(line)
     table.insert(blobs, segment.blob)
-    for _, large in ipairs(segment.large) do table.insert(blobs, large) end
+    for _, list in ipairs({segment.large, segment.anchors or {}}) do
+      for _, blob in ipairs(list) do table.insert(blobs, blob) end
+    end
   end
 end
-for _, blob in ipairs(blobs) do redis.call('ZADD', 'garbage', ARGV[3], blob) end
+for _, blob in ipairs(blobs) do
+  redis.call('ZADD', 'garbage', ARGV[3], blob)
+  redis.call('ZREM', 'told:' .. blob, ARGV[2])
+end
 for _, key in ipairs(KEYS) do redis.call('DEL', key) end
 redis.call('ZREM', 'runs', ARGV[2])
 redis.call('SREM', 'active', ARGV[2])
 redis.call('SREM', 'ended', ARGV[2])
 return 1
 """
+)
 
 # ARGV: the lifetime of a payload in seconds, which begins anew unless a committed state refers to it. Answers whether
 # it is there.
@@ -119,15 +132,18 @@ redis.call('DEL', KEYS[1])
 for start = 1, #kept, 1000 do redis.call('RPUSH', KEYS[1], unpack(kept, start, math.min(start + 999, #kept))) end
 """
 
-# KEYS: last tick, leases. ARGV: interval and length of a lease in ms. After an outage all leases shift by its length
-# (A6), but for those that were renewed since. Answers the time and the length of the outage, or 0, in ms.
-_TICK = """
+# KEYS: last tick, leases. ARGV: the longest gap that is no outage and the length of a lease, in ms. After an outage all
+# leases shift by its length (A6), but for those that were renewed since. Answers the time and the length of the outage,
+# or 0, in ms.
+_TICK = (
+    ALSO_WHEN_FULL
+    + """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local last = tonumber(redis.call('GET', KEYS[1]) or now)
 redis.call('SET', KEYS[1], math.max(now, last))
 local gap = now - last
-if gap <= 2 * ARGV[1] then
+if gap <= tonumber(ARGV[1]) then
   gap = 0
 else
   for _, site in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
@@ -137,6 +153,7 @@ else
 end
 return {math.max(now, last), gap}
 """
+)
 
 
 @dataclass(frozen=True)
@@ -193,7 +210,9 @@ class Store:
         self._keep = self._redis.register_script(_KEEP)
         self._thin = self._redis.register_script(_THIN)
         self._tick = self._redis.register_script(_TICK)
+        self._renew = self._redis.register_script(ZADD)
         self.log = LogStore(self._redis)
+        self.garbage = Garbage(self._redis)
         self._states: OrderedDict[str, Versioned] = OrderedDict()
         self._clock: tuple[float, datetime] | None = None
 
@@ -234,11 +253,12 @@ class Store:
         return now
 
     async def tick(self, interval_s: float, lease_s: float) -> tuple[datetime, float]:
-        """Redis TIME, and the seconds for which nobody had ticked if that was more than two intervals.
+        """Redis TIME, and the seconds for which nobody had ticked if that was an outage: more than two intervals.
 
         All leases have been shifted by them.
         """
-        ms, gap = await self._tick(keys=["tick", "leases"], args=[int(interval_s * 1000), int(lease_s * 1000)])
+        longest_s = max(2 * interval_s, LEAST_OUTAGE_S)
+        ms, gap = await self._tick(keys=["tick", "leases"], args=[int(longest_s * 1000), int(lease_s * 1000)])
         return datetime.fromtimestamp(ms / 1000, UTC), gap / 1000
 
     # --- runs ---------------------------------------------------------------------------------------------------------
@@ -322,6 +342,8 @@ class Store:
             operations += [["EXPIRE", token, _ENDED_S] for token in tokens]
         elif state.status is not RunStatus.PENDING:
             operations.append(["SADD", "active", state.id])
+        if gone := blobs_of(before.state) - blobs_of(state):
+            operations += superseded(state.id, gone, await self.now())
         if after.outer_round is not None:
             operations.append(["RPUSH", f"outer-rounds:{state.id}", after.outer_round.model_dump_json()])
         operations.append(self._news.publication(state.id, agents=concern_agents(before.state, state)))
@@ -345,15 +367,28 @@ class Store:
         series = await self._redis.smembers(f"metrics:{state.id}")
         keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}", *series]
         keys += _tokens(state)
-        large = []
+        blobs = blobs_of(state)
         for region in state.regions:
             keys += log_keys(state.id, region)
             payloads = await self.log.payloads(state.id, {0: await self.log.all_messages(state.id, region)})
             keys += [payload_key(state.id, digest) for digest in payloads]
-            large += [digest for digest, body in payloads.items() if body is None]
+            blobs |= {digest for digest, body in payloads.items() if body is None}
+            blobs |= await self.log.blobs_of_entries(state.id, region)
         segments = [key for key in keys if key.startswith("segments:")]
         now = int((await self.now()).timestamp())
-        return bool(await self._delete(keys=keys, args=[run.version, state.id, now, json.dumps([segments, large])]))
+        return bool(
+            await self._delete(keys=keys, args=[run.version, state.id, now, json.dumps([segments, sorted(blobs)])])
+        )
+
+    async def referred(self) -> set[str]:
+        """Digests of all blobs to which something refers; what has come to refer to one meanwhile may be missing."""
+        found: set[str] = set()
+        for run in await self.runs():
+            text = (await self._redis.hget(_run(run), "state") or b"{}").decode()
+            found |= named_in(text)
+            for region in json.loads(text).get("regions", {}):
+                found |= await self.log.referred(run, region)
+        return found
 
     async def remember(self, key: str, value: str) -> str:
         """The value first stored under an idempotency key: this one, or an earlier one."""
@@ -401,7 +436,8 @@ class Store:
 
     async def renew_lease(self, site: str, until: datetime, *, if_there: bool = False) -> None:
         """`if_there`: not if the site has left."""
-        await self._redis.zadd("leases", {site: int(until.timestamp() * 1000)}, xx=if_there)
+        ms = int(until.timestamp() * 1000)
+        await self._renew(keys=["leases"], args=[*(["XX"] if if_there else []), ms, site])
 
     async def leases(self) -> dict[str, datetime]:
         pairs = await self._redis.zrange("leases", 0, -1, withscores=True)

@@ -1,5 +1,6 @@
 """Real things for tests to run against: a coordinator process with its own Redis, and a run of three sites."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from api.simulate import Simulation, services, wait_for_sites
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120.0
+
+# of torch, here and in all processes of tests: several on a small machine would wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # machines are noisy: no test is about time; `pytest --hypothesis-profile=default` searches longer
 hypothesis.settings.register_profile("isthmus", deadline=None, max_examples=40)

@@ -135,6 +135,10 @@ class SiteByHand:
     def beat(self, *processes, wait=0.0):
         return self.agent.heartbeat(self.name, Heartbeat(processes=list(processes)), wait)
 
+    def running(self):
+        """What the agent reports of ranks that run."""
+        return ProcessReport(run=self.run, attempt=self.attempt, state=ProcessState.RUNNING)
+
     def failed(self, code=1, **how):
         """What the agent reports of ranks that have failed."""
         return ProcessReport(run=self.run, attempt=self.attempt, state=ProcessState.EXITED, exit_code=code, **how)

@@ -18,8 +18,6 @@ from api.schemas import (
     GuardsSpec,
     MetricPoint,
     OuterSpec,
-    ProcessReport,
-    ProcessState,
     RoundsSpec,
     RunStatus,
 )
@@ -117,12 +115,11 @@ def test_what_lost_ranks_have_sent_is_listed_and_others_cannot_send_again(patien
 def test_a_lease_that_ends_and_begins_again(watched):
     run = RunByHand(watched.live, ("west",) * 2, steps=9)
     first, second = run.sites
-    running = ProcessReport(run=run.id, attempt=1, state=ProcessState.RUNNING)
     watched.end_lease(second)
     away = until(run, second, Condition.AWAY)
     assert away.reason == "no heartbeat for more than 36000 s; a heartbeat brings it back"
     assert first.contribute(1, wait=WAIT_S)
-    (assignment,) = second.beat(running).assignments
+    (assignment,) = second.beat(second.running()).assignments
     assert assignment.attempt == 1
     assert run.member(second).condition is Condition.ACTIVE
     assert second.caught_up().active
@@ -141,8 +138,21 @@ def test_what_ranks_send_renews_the_lease_but_not_of_an_agent_that_left(watched)
     assert watched.redis.zscore("leases", site.name) is None
     until(run, site, Condition.AWAY)
     assert run.view.status is RunStatus.RUNNING
-    site.beat()
+    site.beat(site.running())
     assert run.member(site).condition is Condition.ACTIVE
+
+
+def test_an_agent_that_comes_back_without_its_ranks_is_not_waited_for(watched):
+    """It was killed and is started again: what it has to run is still to be started."""
+    run = RunByHand(watched.live, ("west",) * 2, steps=9)
+    first, second = run.sites
+    watched.end_lease(second)
+    until(run, second, Condition.AWAY)
+    (assignment,) = second.beat().assignments
+    assert (assignment.attempt, run.member(second).condition) == (1, Condition.JOINING)
+    assert first.contribute(1, wait=WAIT_S)
+    second.start_again()
+    assert second.caught_up().active
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import redis
 
 from algorithms.layout import ParameterLayout, TensorSpec
 from api.payload import decode_message
-from api.schemas import RunStatus
+from api.schemas import Abstention, Condition, RoundsSpec, RunStatus
 from coordinator.redis_server import EmbeddedRedis
 from tests.conftest import start_coordinator, wait_until
 from tests.contract.by_hand import WAIT_S, RunByHand, problem
@@ -25,7 +25,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def live(server, tmp_path_factory):
-    options = ("--lease-s", "36000", "--redis-url", server.url, "--redis-budget-mb", str(BUDGET_MB))
+    options = ("--lease-s", "36000", "--tick-s", "0.1", "--redis-url", server.url, "--redis-budget-mb", str(BUDGET_MB))
     live = start_coordinator(tmp_path_factory.mktemp("pressed"), *options)
     yield live
     live.service.interrupt()
@@ -101,3 +101,24 @@ def test_a_redis_at_its_own_limit_is_no_internal_error(live, client):
     assert first.send(1, body).status_code == 202
     assert second.send(1, second.message(1), wait=WAIT_S).status_code == 200
     assert (run.view.status, run.view.paused_because) == (RunStatus.RUNNING, "")
+
+
+def test_at_its_own_limit_redis_takes_what_is_due_and_what_frees_it(live, client):
+    old, run = RunByHand(live), RunByHand(live, rounds=RoundsSpec(deadline_s=0.2))
+    first, second = run.sites
+    old.round(1, "west")
+    old.admin.stop_run(old.id)
+    for site in old.sites:
+        site.beat()
+    client.config_set("maxmemory", client.info("memory")["used_memory"] // 2)
+    first.ranks.abstain(run.id, "west", 1, first.name, Abstention(position=first.position(), reason="no data"), 0)
+    wait_until(lambda: run.view.step == 1, "the end of the round at its deadline", 30)
+    client.zrem("leases", second.name)
+    wait_until(lambda: run.member(second).condition is Condition.AWAY, "the loss of a site", 30)
+    second.beat(second.running())
+    assert run.member(second).condition is Condition.ACTIVE
+    wait_until(lambda: client.hkeys(f"headers:{old.id}:west") == [b"0"], "the log in segments", 30)
+    old.admin.delete_run(old.id)
+    assert run.admin.audit(None, 1).items[0].act == "run.delete"
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        client.set("ballast", b"1")

@@ -113,6 +113,19 @@ def test_a_series_that_would_grow_for_ever_covers_the_whole_run(use, url, monkey
     use(body)
 
 
+@pytest.mark.parametrize(("interval_s", "gap_s", "outage"), [(0.05, 0.7, False), (0.05, 1.2, True), (1.0, 1.2, False)])
+def test_a_gap_is_an_outage_if_it_is_long_beside_the_interval_and_in_itself(use, url, interval_s, gap_s, outage):
+    """A busy machine that ticks every 0.05 s would otherwise shift deadlines for ever."""
+
+    async def body(store: Store) -> float:
+        await store.tick(interval_s, 15.0)
+        with redis.Redis.from_url(url) as client:
+            client.decrby("tick", int(gap_s * 1000))
+        return (await store.tick(interval_s, 15.0))[1]
+
+    assert (use(body) > 0) is outage
+
+
 def test_leases_outlive_an_outage_of_the_coordinator(use, url):
     async def body(store: Store) -> timedelta:
         now, _ = await store.tick(1.0, 15.0)

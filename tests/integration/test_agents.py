@@ -191,7 +191,10 @@ OTHER_SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("optimizer", OTHER_SETTINGS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [OTHER_SETTINGS[0], *(pytest.param(settings, marks=pytest.mark.slow) for settings in OTHER_SETTINGS[1:])],
+)
 def test_runs_with_other_settings_end_with_the_bits_of_the_reference(
     agents: Agents, tmp_path: Path, optimizer: dict[str, Any]
 ) -> None:

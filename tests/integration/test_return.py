@@ -86,7 +86,7 @@ def test_a_killed_agent_that_is_started_again_brings_its_site_back(agents: Agent
 @pytest.mark.parametrize(
     ("base_update", "outer"),
     [
-        ("signum", None),
+        pytest.param("signum", None, marks=pytest.mark.slow),
         pytest.param("adam", None, marks=pytest.mark.slow),
         pytest.param("signum", {"every": 3, "fragments": 2}, marks=pytest.mark.slow),
         ("adam", {"every": 3, "fragments": 2}),

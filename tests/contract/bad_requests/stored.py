@@ -11,6 +11,11 @@ def _points(what: str, points: str, detail: str, status: int = 422) -> Case:
     return Case(what, Http("POST", "/v1/runs/RUN/metrics", "ranks", body), status, code, detail)
 
 
+def _piece(offset: int, length: int, body: bytes = b"x") -> Http:
+    headers = {"Upload-Offset": str(offset), "Upload-Length": str(length)}
+    return Http("PATCH", "/v1/blobs/ZERO", "ranks", body, headers=headers)
+
+
 CASES = [
     Case(
         "a blob with other bytes than its name says",
@@ -24,6 +29,34 @@ CASES = [
     Case("a digest in capitals", Http("GET", f"/v1/blobs/{'F' * 64}"), 422, "invalid_request", "path.digest"),
     Case("a digest and a line break", Http("GET", "/v1/blobs/ZERO%0a"), 422, "invalid_request", "path.digest"),
     Case("a path as digest", Http("PUT", "/v1/blobs/..%2f..%2fetc", "ranks", b"x"), 404, "no_such_route", "nothing at"),
+    Case(
+        "a range of a blob of which nothing is there",
+        Http("GET", "/v1/blobs/EMPTY", headers={"Range": "bytes=5-"}),
+        416,
+        "range_not_satisfiable",
+        "bytes=5- of a blob of 0 bytes is nothing",
+    ),
+    Case(
+        "a piece of an upload that is not the next one",
+        _piece(offset=7, length=9),
+        409,
+        "wrong_offset",
+        "byte 7 of blob ZERO is not the next one: 0 bytes have arrived, go on from there",
+    ),
+    Case(
+        "a piece of an upload that is longer than all of it",
+        _piece(offset=0, length=1, body=b"xy"),
+        422,
+        "upload_too_long",
+        "more bytes were sent than Upload-Length says: 1",
+    ),
+    Case(
+        "a piece of an upload without its place",
+        Http("PATCH", "/v1/blobs/ZERO", "ranks", b"x"),
+        422,
+        "invalid_request",
+        "header.upload-offset: Field required",
+    ),
     _points("metrics that are no numbers: stored as null", '[{"step": 1, "values": {"a": NaN, "b": 1e999}}]', "", 204),
     _points(
         "a metric as text", '[{"step": 1, "values": {"loss": "low"}}]', "body.points.0.values.loss: Input should be"

@@ -70,6 +70,7 @@ def _site_events(driver, site):
     yield events.ProcessesGone(site, attempt, 0)
     yield events.SiteLost(site, "no heartbeat")
     yield events.SiteBack(site)
+    yield events.SiteBack(site, ranks=False)
     yield driver.layout(site)
     yield events.StartUploaded(site, attempt, START)
     yield driver.caught_up(site)
@@ -83,7 +84,7 @@ def _site_events(driver, site):
 
 
 def _events(driver):
-    yield events.StartRequested(SITES)
+    yield events.StartRequested(driver.sites)
     yield events.StopRequested()
     yield events.PauseRequested()
     yield events.ResumeRequested()
@@ -107,9 +108,9 @@ class _Ones(dict):
         return events.Norm(1.0)
 
 
-def explore(every=None):
+def explore(sites, every=None):
     """What is seen from every shape of state that can be reached; the same at every call."""
-    driver = Driver(SITES, steps=2, every=every, deadline_s=5, late_rounds=1, restarts=1, bench_s=3)
+    driver = Driver(sites, steps=2, every=every, deadline_s=5, late_rounds=1, restarts=1, bench_s=3)
     seen, known, queue = Seen(), set(), [(driver.state, NOW)]
     while queue:
         driver.state, now = queue.pop()
@@ -142,7 +143,7 @@ def _mermaid(edges, first):
 def page():
     seen = Seen()
     for every in (None, 1):
-        found = explore(every)
+        found = explore(SITES, every)
         for mine, theirs in zip(vars(seen).values(), vars(found).values(), strict=True):
             for key, values in theirs.items():
                 mine[key] |= values

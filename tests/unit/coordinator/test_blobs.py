@@ -10,10 +10,12 @@ import threading
 
 import pytest
 
-from api.errors import StorageFullError, TooLargeError
+from api.errors import IsthmusError, StorageFullError, TooLargeError
 from coordinator import blobs as module
 from coordinator.blob_directory import BlobDirectory
+from coordinator.blob_stores import blob_store
 from coordinator.blobs import BLOCK, store_bytes
+from coordinator.settings import Settings
 
 DATA = os.urandom(2 * BLOCK + 12345)
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -138,3 +140,19 @@ def test_drafts_of_killed_processes_are_removed_and_those_of_living_ones_kept(tm
         assert len(files(BlobDirectory(tmp_path))) == 1
         process.kill()
     assert files(BlobDirectory(tmp_path)) == []
+
+
+def test_which_store_the_settings_name(tmp_path, monkeypatch):
+    data, named = tmp_path / "data", tmp_path / "named"
+    assert blob_store(Settings(data_dir=data)).root == data / "blobs"
+    assert blob_store(Settings(data_dir=data, blobs=str(named))).root == named
+    bucket = blob_store(Settings(data_dir=data, blobs="s3://bucket/some/where"))
+    assert (bucket.url, bucket.upload(DIGEST, "me").path.parent) == ("s3://bucket/some/where", data / "blobs/uploads")
+    with pytest.raises(IsthmusError, match="a directory or s3://BUCKET/PREFIX is needed"):
+        blob_store(Settings(data_dir=data, blobs="gs://bucket"))
+    (tmp_path / "file").touch()
+    with pytest.raises(IsthmusError, match=r"cannot keep blobs in .*: Not a directory"):
+        blob_store(Settings(data_dir=data, blobs=str(tmp_path / "file" / "blobs")))
+    monkeypatch.setitem(sys.modules, "coordinator.blob_bucket", None)
+    with pytest.raises(IsthmusError, match="pip install"):
+        blob_store(Settings(data_dir=data, blobs="s3://bucket"))

@@ -58,6 +58,18 @@ def test_a_lost_site_is_not_waited_for_and_comes_back_by_a_heartbeat():
     assert driver.finish().status is RunStatus.SUCCEEDED
 
 
+def test_a_site_that_comes_back_without_its_ranks_is_not_waited_for_until_others_have_caught_up():
+    driver = Driver(TWO).begin()
+    driver.send(SiteLost("b", LOST))
+    driver.send(SiteBack("b", ranks=False))
+    assert (condition(driver, "b"), driver.member("b").attempt) == (Condition.JOINING, 1)
+    driver.send(driver.contribution("a"))
+    assert pending(driver.state) == [AggregateRound("west", 1)]
+    driver.work()
+    driver.catch_up("b")
+    assert driver.live() == ["a", "b"]
+
+
 def test_an_answer_brings_an_absent_site_back():
     driver = Driver(TWO).begin()
     driver.send(SiteLost("b", LOST))

@@ -138,7 +138,7 @@ class RunMachine(RuleBasedStateMachine):
         self.send(ChangeRequested(Change(from_step=max(newest + 1 + ahead, 1), lr=lr, k=k, every=every)))
 
     @rule(
-        kind=st.sampled_from(("seat", "fail", "end", "unseen", "lost", "lost", "back")),
+        kind=st.sampled_from(("seat", "fail", "end", "unseen", "lost", "lost", "back", "bare")),
         site=sites,
         attempt=attempts,
         words=st.sampled_from(("", "other")),
@@ -151,7 +151,7 @@ class RunMachine(RuleBasedStateMachine):
         elif kind == "seat":
             self.send(SeatTaken(site, attempt, digest_of("seat", site, attempt, words)))
         else:
-            self.send(SiteLost(site, "no heartbeat") if kind == "lost" else SiteBack(site))
+            self.send(SiteLost(site, "no heartbeat") if kind == "lost" else SiteBack(site, ranks=kind == "back"))
 
     @precondition(lambda self: self.driver.state.going_on)
     @rule(region=st.sampled_from(REGIONS), back=st.booleans())

@@ -30,8 +30,8 @@ class Bare(socketserver.StreamRequestHandler):
                     up += len(self.rfile.read(int(line.split(b":")[1])))
             status, body = ANSWERS[head.split()[0].decode()]
             answer = b"HTTP/1.1 %s\r\nContent-Length: %d\r\nServer: bare\r\n\r\n%s" % (status, len(body), body)
+            self.server.seen.append((head.split()[1].decode(), up, len(answer)))  # before the client goes on
             self.wfile.write(answer)
-            self.server.seen.append((head.split()[1].decode(), up, len(answer)))
 
     def _head(self) -> bytes:
         head = b""
