@@ -11,6 +11,7 @@ from algorithms.updates import restrict
 from api.errors import ConflictError, InvalidError
 from api.payload import decode_message
 from api.schemas import Change, OuterSpec, RunStatus
+from tests.conftest import wait_until
 from tests.contract.by_hand import OPTIMIZER, WAIT_S, RunByHand, coefficients, problem
 
 LARGE = ParameterLayout([TensorSpec("w", (320, 240), 0)], 32)
@@ -122,6 +123,6 @@ def test_what_cannot_be_changed_is_refused_with_the_reason(patient):
     copy = np.zeros_like(run.parameters).tobytes()
     for site in run.sites:
         site.announce(1, 0, copy)
-    run.round(5, "west")  # once the outer round after step 4 is complete
-    assert run.view.outer_rounds == 1
+    wait_until(lambda: run.view.outer_rounds == 1, "the outer round after step 4")
+    run.round(5, "west")
     assert run.view.status is RunStatus.RUNNING
