@@ -1,5 +1,6 @@
 """The run spec: its settings are those of the algorithms, presets are what one begins with."""
 
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -45,3 +46,29 @@ def test_bad_settings_are_named(optimizer: dict[str, Any], message: str) -> None
 
 def test_an_inexact_base_update_needs_outer_steps() -> None:
     assert spec({"base_update": "muon"}, {"every": 2}).optimizer.base_update == "muon"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"optimizer": {"kind": "adamw"}}, 'optimizer.kind = adamw trains without rounds: add "exchange": "none"'),
+        ({"optimizer": {"kind": "adamw", "k": 32}}, "kind = adamw has no setting k: leave it out"),
+        ({"optimizer": {"betas": [0.9, 0.99]}}, "kind = demo has no setting betas"),
+        ({"outer": {"every": 1, "optimizer": "average", "lr": 1}}, "optimizer = average has no setting lr"),
+        ({"exchange": "none"}, "exchange = none without `outer`"),
+        ({"exchange": "none", "outer": {"every": 1}, "rounds": {"overlap": True}}, "no rounds to overlap"),
+        ({"exchange": "none", "outer": {"every": 1}, "rounds": {"min_sites": 2}}, "a region is one site"),
+        ({"sites": ["a"], "regions": {"west": ["a"]}}, "not both"),
+        ({"regions": {"west": ["a"], "east": ["a"]}}, "regions names a site twice"),
+    ],
+)
+def test_specs_of_regions_without_rounds_that_make_no_sense(spec, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        RunSpec(name="r", task="t", steps=2, **spec)
+
+
+@pytest.mark.parametrize("kind", ["demo", "adamw", "muon", "sgd", "custom"])
+def test_a_spec_is_read_again_as_it_was_written(kind):
+    outer = {"every": 1, "optimizer": "average"}
+    spec = RunSpec(name="r", task="t", steps=2, exchange="none", optimizer={"kind": kind, "lr": 0.5}, outer=outer)
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
