@@ -19,7 +19,7 @@ from api.errors import ProblemError, StorageFullError
 from coordinator.aggregation import LostContributionError, aggregate_round
 from coordinator.blobs import BlobDirectory
 from coordinator.commits import Change, Commits, Messages, Payloads
-from coordinator.events import Averaged, Event, StorageFull, WorkFailed
+from coordinator.events import Averaged, Event, SnapshotRegistered, StorageFull, WorkFailed
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.news import News, concern_agents
@@ -27,7 +27,8 @@ from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
 from coordinator.recent import Recent, Update
 from coordinator.records import RunState
-from coordinator.state import AggregateRound, AverageFragment, Job, pending
+from coordinator.snapshots import manifest
+from coordinator.state import AggregateRound, AverageFragment, Job, WriteManifest, pending
 from coordinator.store import Store, unavailable
 from coordinator.waiting import reason_of
 
@@ -161,8 +162,7 @@ class Engine:
         if job not in pending(state):
             return
         try:
-            layout = await self._layouts.of(state)
-            await self._worked(state, job, layout)
+            await self._worked(state, job, await self._layouts.of(state))
         except ProblemError as error:
             if error.code in ("run_ended", "run_not_found"):  # meanwhile
                 return
@@ -178,6 +178,9 @@ class Engine:
         try:
             if isinstance(job, AggregateRound):
                 await self._aggregate(state, job, layout)
+            elif isinstance(job, WriteManifest):
+                digest = await asyncio.to_thread(self._blobs.put_bytes, manifest(state))
+                await self.apply(state.id, SnapshotRegistered(job.number, digest))
             else:
                 await self._average(state, job, layout)
         except RedisError as error:
@@ -242,6 +245,8 @@ def _log_members(before: RunState, after: RunState) -> None:
 def _described(job: Job) -> str:
     if isinstance(job, AggregateRound):
         return f"aggregating step {job.step} of region {job.region}"
+    if isinstance(job, WriteManifest):
+        return f"writing the manifest of snapshot {job.number}"
     return f"averaging fragment {job.fragment} of outer round {job.number}"
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from api.schemas import Position
+from api.schemas import Position, SnapshotUpload
 from coordinator.records import Layout, Sent, Start
 
 # --- what people ask for ----------------------------------------------------------------------------------------------
@@ -39,6 +39,11 @@ class SiteAdded:
 class SiteRemoved:
     site: str
     because: str
+
+
+@dataclass(frozen=True)
+class SnapshotRequested:
+    pass
 
 
 # --- what agents do ---------------------------------------------------------------------------------------------------
@@ -178,6 +183,16 @@ class FinalReported:
     stored: bool
 
 
+@dataclass(frozen=True)
+class SnapshotTaken:
+    """The ranks of one attempt have stored the contents of the snapshot that they were asked for."""
+
+    site: str
+    attempt: int
+    number: int
+    upload: SnapshotUpload
+
+
 # --- what the coordinator itself does ---------------------------------------------------------------------------------
 
 
@@ -211,6 +226,22 @@ class Averaged:
     copies: dict[str, str]
     anchor: str
     momentum: str | None
+
+
+@dataclass(frozen=True)
+class SnapshotAsked:
+    """The ranks of this attempt are about to be asked for the contents of the snapshot that is wanted."""
+
+    site: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class SnapshotRegistered:
+    """The manifest is stored."""
+
+    number: int
+    manifest: str
 
 
 @dataclass(frozen=True)
@@ -256,6 +287,7 @@ Event = (
     | StopRequested
     | PauseRequested
     | ResumeRequested
+    | SnapshotRequested
     | SiteAdded
     | SiteRemoved
     | SeatTaken
@@ -269,6 +301,9 @@ Event = (
     | AnsweredLate
     | Announced
     | FinalReported
+    | SnapshotTaken
+    | SnapshotAsked
+    | SnapshotRegistered
     | Aggregated
     | Averaged
     | WorkFailed

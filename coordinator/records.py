@@ -8,6 +8,7 @@ from algorithms.settings import STATEFUL_BASE_UPDATES
 from api.schemas import Condition, Position, Resume, RunSpec, RunStatus
 
 __all__ = [
+    "Contents",
     "FragmentRound",
     "Layout",
     "Member",
@@ -18,7 +19,9 @@ __all__ = [
     "Round",
     "RunState",
     "Sent",
+    "Snapshot",
     "Start",
+    "Wanted",
 ]
 
 
@@ -178,6 +181,40 @@ class Layout(Record):
     groups: tuple[str, ...]
 
 
+class Contents(Record):
+    """All that the sites of a run share (A14), at one place of every log: digests of blobs.
+
+    `parameters`: in layout order. `rounds`, `momenta`: of a run with outer steps, whose anchors the parameters are.
+    """
+
+    step: int
+    positions: dict[str, Position]
+    parameters: tuple[str, ...]
+    buffers: str | None
+    rounds: int | None = None
+    momenta: tuple[str | None, ...] = ()
+
+
+class Wanted(Record):
+    """A snapshot that is to be made; of its `contents` only the manifest is missing.
+
+    `site`, `seat`: whose ranks were asked for the contents.
+    """
+
+    number: int
+    site: str = ""
+    seat: str | None = None
+    contents: Contents | None = None
+
+
+class Snapshot(Record):
+    """A snapshot whose manifest is stored."""
+
+    number: int
+    manifest: str
+    contents: Contents
+
+
 class RunState(Record):
     """Everything about a run.
 
@@ -186,6 +223,7 @@ class RunState(Record):
         storage_full: pending work is left alone until the run is resumed.
         held_back: why contributions wait, until one is taken in.
         unguarded_to: a loss up to this step pauses the run no more.
+        snapshots: oldest first; the number of the last one that was wanted, and the step at which the last one was due.
     """
 
     id: str
@@ -208,6 +246,10 @@ class RunState(Record):
     storage_full: bool = False
     held_back: str = ""
     unguarded_to: int = 0
+    snapshots: tuple[Snapshot, ...] = ()
+    wanted: Wanted | None = None
+    last_snapshot: int = 0
+    last_snapshot_step: int = 0
 
     @property
     def going_on(self) -> bool:

@@ -45,6 +45,7 @@ from coordinator.recent import Recent
 from coordinator.records import RunState, Start
 from coordinator.settings import Settings
 from coordinator.sites import Sites
+from coordinator.snapshot_service import Snapshots
 from coordinator.state import due_at, transition
 from coordinator.store import Store, unavailable
 from coordinator.tokens import hashed
@@ -72,6 +73,7 @@ class CoordinatorService:
         contributions = Contributions(store, self._layouts, self._engine, pressure, recent)
         self._exchanges = Exchanges(store, blobs, contributions, self._logs, self._engine, recent)
         self._guards = Guards(store, self._engine)
+        self.snapshots = Snapshots(store, blobs, self._layouts, self._logs, self._engine)
         self._packer = Packer(store, blobs, settings)
         self._ticked = self._outage_s = 0.0
 
@@ -284,7 +286,7 @@ class CoordinatorService:
         async with self._late_ones_noted(run, site, attempt, step), self._guards.storage(run):
             await self._sites.heard(site)
             answer = await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
-        return await self._with_evaluator(answer, run, site)
+        return await self._with_wishes(answer, run, step, site)
 
     async def abstain(
         self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
@@ -292,7 +294,7 @@ class CoordinatorService:
         await self._sites.heard(site)
         async with self._late_ones_noted(run, site, attempt, step):
             answer = await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
-        return await self._with_evaluator(answer, run, site)
+        return await self._with_wishes(answer, run, step, site)
 
     @asynccontextmanager
     async def _late_ones_noted(self, run: str, site: str, attempt: int, step: int) -> AsyncIterator[None]:
@@ -306,12 +308,15 @@ class CoordinatorService:
 
     async def update(self, run: str, region: str, step: int, part: int, wait: float, site: str | None = None) -> Answer:
         answer = await self._exchanges.update(run, region, step, part, wait)
-        return answer if site is None else await self._with_evaluator(answer, run, site)
+        return answer if site is None else await self._with_wishes(answer, run, step, site)
 
-    async def _with_evaluator(self, answer: Answer, run: str, site: str) -> Answer:
-        """Sites learn with every answer which of them evaluates: the lowest-named live one (C10)."""
-        found = self._store.seen(run) or await self._store.load(run)
-        return replace(answer, evaluate=found.state.first_site == site)
+    async def _with_wishes(self, answer: Answer, run: str, step: int, site: str) -> Answer:
+        """Sites learn with every answer which of them evaluates: the lowest-named live one (C10); and with that to
+        their contribution, which of them is asked for a snapshot.
+        """
+        state = (self._store.seen(run) or await self._store.load(run)).state
+        number = None if answer.message is None else await self.snapshots.ask(state, step, site)
+        return replace(answer, evaluate=state.first_site == site, snapshot=number)
 
     async def log(self, run: str, region: str, start: int, stop: int | None, wait: float) -> schemas.LogPage:
         return await self._exchanges.log(run, region, start, stop, wait)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from coordinator import events, lifecycle, membership, outer_events, round_events, settling
+from coordinator import events, lifecycle, membership, outer_events, round_events, settling, snapshots
 from coordinator.events import Event
 from coordinator.outer_events import region_copies
 from coordinator.quorum import all_announced
@@ -20,13 +20,23 @@ from coordinator.records import RunState
 from coordinator.settling import due_at
 from coordinator.transitions import Transition, with_member
 
-__all__ = ["TRANSITIONS", "AggregateRound", "AverageFragment", "Job", "due_at", "pending", "transition"]
+__all__ = [
+    "TRANSITIONS",
+    "AggregateRound",
+    "AverageFragment",
+    "Job",
+    "WriteManifest",
+    "due_at",
+    "pending",
+    "transition",
+]
 
 TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
     events.StartRequested: lifecycle.start_requested,
     events.StopRequested: lifecycle.stop_requested,
     events.PauseRequested: lifecycle.pause_requested,
     events.ResumeRequested: lifecycle.resume_requested,
+    events.SnapshotRequested: snapshots.requested,
     events.SiteAdded: membership.site_added,
     events.SiteRemoved: membership.site_removed,
     events.SeatTaken: membership.seat_taken,
@@ -42,6 +52,9 @@ TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
     events.AnsweredLate: round_events.answered_late,
     events.Announced: outer_events.announced,
     events.FinalReported: lifecycle.final_reported,
+    events.SnapshotTaken: snapshots.taken,
+    events.SnapshotAsked: snapshots.asked,
+    events.SnapshotRegistered: snapshots.registered,
     events.Aggregated: round_events.aggregated,
     events.Averaged: outer_events.averaged,
     events.WorkFailed: lifecycle.work_failed,
@@ -85,7 +98,12 @@ class AverageFragment:
     fragment: int
 
 
-Job = AggregateRound | AverageFragment
+@dataclass(frozen=True)
+class WriteManifest:
+    number: int
+
+
+Job = AggregateRound | AverageFragment | WriteManifest
 
 
 def pending(state: RunState) -> list[Job]:
@@ -103,4 +121,6 @@ def pending(state: RunState) -> list[Job]:
                 needed = set(region_copies(state, fragment).values())
                 if needed <= fragment.stored:
                     jobs.append(AverageFragment(state.outer.number, index))
+    if state.wanted is not None and state.wanted.contents is not None:
+        jobs.append(WriteManifest(state.wanted.number))
     return jobs

@@ -152,6 +152,8 @@ def _uploaders(fragment: FragmentRound, sites: Collection[str]) -> set[str]:
 
 def _end(state: RunState) -> str:
     done = f"all {state.step} steps done"
+    if state.wanted is not None and state.wanted.contents is not None:
+        return f"{done}, writing the manifest of snapshot {state.wanted.number}"
     live = state.live()
     missing = [site for site in live if state.members[site].final is None]
     if missing:

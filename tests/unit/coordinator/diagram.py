@@ -11,7 +11,7 @@ from pathlib import Path
 from api.errors import ProblemError
 from api.schemas import RunStatus
 from coordinator import events
-from coordinator.state import TRANSITIONS, AggregateRound, due_at, pending, transition
+from coordinator.state import TRANSITIONS, AggregateRound, WriteManifest, due_at, pending, transition
 from tests.unit.coordinator.runs import NOW, START, Driver, digest_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "transitions.md"
@@ -78,8 +78,10 @@ def _site_events(driver, site):
     yield driver.refusal(site)
     yield events.AnsweredLate(site, attempt, region.step)
     yield driver.announcement(site, 0)
+    yield events.SnapshotAsked(site, attempt)
     if region.head is not None:
         yield driver.final(site)
+        yield driver.snapshot(site)
 
 
 def _events(driver):
@@ -87,6 +89,7 @@ def _events(driver):
     yield events.StopRequested()
     yield events.PauseRequested()
     yield events.ResumeRequested()
+    yield events.SnapshotRequested()
     yield events.WorkFailed("aggregating failed")
     yield events.GuardTripped(2, "the loss is not finite")
     yield events.StorageFull("the disk is full")
@@ -97,6 +100,8 @@ def _events(driver):
     for job in pending(driver.state):
         if isinstance(job, AggregateRound):
             yield events.Aggregated(job.region, job.step, (digest_of("parts"),), _Ones())
+        elif isinstance(job, WriteManifest):
+            yield events.SnapshotRegistered(job.number, digest_of("manifest"))
         else:
             yield driver.average(job.number, job.fragment)
 
@@ -108,7 +113,7 @@ class _Ones(dict):
 
 def explore(every=None):
     """What is seen from every shape of state that can be reached; the same at every call."""
-    driver = Driver(SITES, steps=2, every=every, deadline_s=5, late_rounds=1, restarts=1, bench_s=3)
+    driver = Driver(SITES, steps=2, every=every, snapshots=1, deadline_s=5, late_rounds=1, restarts=1, bench_s=3)
     seen, known, queue = Seen(), set(), [(driver.state, NOW)]
     while queue:
         driver.state, now = queue.pop()

@@ -1,0 +1,71 @@
+"""Snapshots: what the routes about them ask for, and who is asked for one."""
+
+from contextlib import suppress
+
+from algorithms.traffic import parameters_bytes
+from api import schemas
+from api.errors import ConflictError, InvalidError, ProblemError
+from api.payload import digest_json
+from coordinator.blobs import BlobDirectory
+from coordinator.engine import Engine
+from coordinator.events import SnapshotAsked, SnapshotRequested, SnapshotTaken
+from coordinator.layouts import Layouts
+from coordinator.logs import Logs
+from coordinator.records import RunState
+from coordinator.snapshots import asks
+from coordinator.store import Store
+
+__all__ = ["Snapshots"]
+
+
+class Snapshots:
+    """Implements `api.service.Snapshots`."""
+
+    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, logs: Logs, engine: Engine) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._layouts = layouts
+        self._logs = logs
+        self._engine = engine
+
+    async def request(self, run: str) -> schemas.SnapshotPage:
+        return _page(await self._engine.apply(run, SnapshotRequested()))
+
+    async def all(self, run: str) -> schemas.SnapshotPage:
+        return _page((await self._store.load(run)).state)
+
+    async def ask(self, state: RunState, step: int, site: str) -> int | None:
+        """The number of the snapshot for which a site is asked by the answer to this step, which then is on record."""
+        number = asks(state, site, step)
+        if number is not None:
+            with suppress(ProblemError):  # another process has asked another site, or the run has ended
+                state = await self._engine.apply(state.id, SnapshotAsked(site, state.members[site].attempt))
+        return asks(state, site, step)
+
+    async def take(self, run: str, number: int, site: str, attempt: int, upload: schemas.SnapshotUpload) -> None:
+        """Raises InvalidError if that is not stored, or not of the run's model or log."""
+        state = (await self._store.load(run)).state
+        layout = await self._layouts.of(state)
+        size, wanted = self._blobs.size(upload.parameters), parameters_bytes(layout)
+        if size != wanted:
+            raise InvalidError("wrong_size", f"the parameters have {size} bytes; those of the layout take {wanted}")
+        if upload.buffers is not None:
+            self._blobs.size(upload.buffers)
+        header = await self._logs.header(run, state.members[site].region, upload.position.seq)
+        if (digest_json(header), header["step"]) != (upload.position.hash, upload.step):
+            raise ConflictError("off_chain", f"entry {upload.position.seq} of site {site} is not in its region's log")
+        await self._engine.apply(run, SnapshotTaken(site, attempt, number, upload))
+
+
+def _page(state: RunState) -> schemas.SnapshotPage:
+    items = [
+        schemas.Snapshot(
+            number=snapshot.number,
+            step=snapshot.contents.step,
+            manifest=snapshot.manifest,
+            positions=snapshot.contents.positions,
+        )
+        for snapshot in state.snapshots
+    ]
+    wanted = state.wanted is not None and not state.status.terminal
+    return schemas.SnapshotPage(items=items, wanted=state.wanted.number if wanted and state.wanted else None)
