@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError, StorageFullError
 from coordinator.aggregation import LostContributionError, aggregate_round
-from coordinator.blobs import BlobDirectory
+from coordinator.blobs import Blobs, in_thread, store_bytes
 from coordinator.commits import Change, Commits, Messages, Payloads
 from coordinator.events import Averaged, Event, SnapshotRegistered, StorageFull, WorkFailed
 from coordinator.layouts import Layouts
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 class Engine:
     """The shell around `coordinator.state`."""
 
-    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, logs: Logs, recent: Recent) -> None:
+    def __init__(self, store: Store, blobs: Blobs, layouts: Layouts, logs: Logs, recent: Recent) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
@@ -179,7 +179,7 @@ class Engine:
             if isinstance(job, AggregateRound):
                 await self._aggregate(state, job, layout)
             elif isinstance(job, WriteManifest):
-                digest = await asyncio.to_thread(self._blobs.put_bytes, manifest(state))
+                digest = await asyncio.to_thread(store_bytes, self._blobs, manifest(state))
                 await self.apply(state.id, SnapshotRegistered(job.number, digest))
             else:
                 await self._average(state, job, layout)
@@ -219,7 +219,9 @@ class Engine:
             momentum=state.momenta[job.fragment],
             regions=tuple((digest, state.outer.weights[name]) for name, digest in sorted(digests.items())),
         )
-        anchor, momentum = await asyncio.to_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
+        drafts = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
+        with drafts[0], drafts[1]:
+            anchor, momentum = [await in_thread(draft.commit) for draft in drafts]
         await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum))
 
 

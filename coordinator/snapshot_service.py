@@ -6,7 +6,7 @@ from algorithms.traffic import parameters_bytes
 from api import schemas
 from api.errors import ConflictError, InvalidError, ProblemError
 from api.payload import digest_json
-from coordinator.blobs import BlobDirectory
+from coordinator.blobs import Blobs
 from coordinator.engine import Engine
 from coordinator.events import SnapshotAsked, SnapshotRequested, SnapshotTaken
 from coordinator.layouts import Layouts
@@ -21,7 +21,7 @@ __all__ = ["Snapshots"]
 class Snapshots:
     """Implements `api.service.Snapshots`."""
 
-    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, logs: Logs, engine: Engine) -> None:
+    def __init__(self, store: Store, blobs: Blobs, layouts: Layouts, logs: Logs, engine: Engine) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
@@ -46,11 +46,11 @@ class Snapshots:
         """Raises InvalidError if that is not stored, or not of the run's model or log."""
         state = (await self._store.load(run)).state
         layout = await self._layouts.of(state)
-        size, wanted = self._blobs.size(upload.parameters), parameters_bytes(layout)
+        size, wanted = await self._blobs.size(upload.parameters), parameters_bytes(layout)
         if size != wanted:
             raise InvalidError("wrong_size", f"the parameters have {size} bytes; those of the layout take {wanted}")
         if upload.buffers is not None:
-            self._blobs.size(upload.buffers)
+            await self._blobs.size(upload.buffers)
         header = await self._logs.header(run, state.members[site].region, upload.position.seq)
         if (digest_json(header), header["step"]) != (upload.position.hash, upload.step):
             raise ConflictError("off_chain", f"entry {upload.position.seq} of site {site} is not in its region's log")

@@ -215,6 +215,7 @@ class RunByHand:
         rounds: of the spec; by default, nobody is given up in the time that a test takes.
         start: or else the run is not started, and nobody has a seat.
         prefix: of the sites' names, on which what they send depends; by default one that is new.
+        also: other fields of the spec.
     """
 
     def __init__(
@@ -230,6 +231,7 @@ class RunByHand:
         start=True,
         begin=True,
         prefix: str | None = None,
+        **also,
     ):
         self.url, self.admin = live.url, live.client()
         prefix = prefix or new_name("s")
@@ -247,6 +249,7 @@ class RunByHand:
             rounds=rounds,
             guards=guards,
             part_bytes=part_bytes,
+            **also,
         )
         self.id = self.admin.create_run(self.spec).id
         self.parameters = np.random.default_rng(7).standard_normal(LAYOUT.parameter_count).astype("<f4")
