@@ -9,6 +9,7 @@ import hashlib
 import random
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -350,6 +351,30 @@ class CoordinatorClient:
     def put_file(self, path: Path) -> str:
         """Uploads what is in a file, as `put_blob` does."""
         return self.put_blob(path.read_bytes())
+
+    def blob_blocks(self, digest: str) -> Iterator[bytes]:
+        """The blob in blocks, verified against its name at the end. A transfer that breaks goes on where it was.
+
+        Raises:
+            IsthmusError: it arrived with other bytes than its name says.
+            UnreachableError: nothing more has come within the client's patience.
+        """
+        sha256, size = hashlib.sha256(), int(self._send("HEAD", f"/v1/blobs/{digest}").headers["Content-Length"])
+        done = 0
+        while done < size:
+            before = done
+            with suppress(httpx.TransportError), self._http.stream("GET", f"/v1/blobs/{digest}") as response:
+                skipped = 0
+                for block in response.iter_bytes(BLOCK) if response.is_success else ():
+                    fresh = block[max(done - skipped, 0) :]
+                    skipped += len(block)
+                    done += len(fresh)
+                    sha256.update(fresh)
+                    yield fresh
+            if done == before:
+                self._send("HEAD", f"/v1/blobs/{digest}")  # waits for the coordinator, or says what is wrong
+        if sha256.hexdigest() != digest:
+            raise IsthmusError(f"blob {digest} arrived with other bytes than its name says; try again")
 
     def get_blob(self, digest: str) -> bytes:
         """The blob, verified against its name."""

@@ -492,6 +492,7 @@ class Model(Message):
     digest: Digest
     layout: dict[str, Any]
     blobs: list[Digest]
+    buffers: Digest | None = Field(default=None, description="as safetensors")
 
 
 class OuterRound(Message):

@@ -17,18 +17,19 @@ from redis.exceptions import RedisError
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError, StorageFullError
 from coordinator.aggregation import LostContributionError, aggregate_round
+from coordinator.beginnings import start_drafts
 from coordinator.blobs import Blobs, in_thread, store_bytes
 from coordinator.commits import Change, Commits, Messages, Payloads
-from coordinator.events import Averaged, Event, SnapshotRegistered, StorageFull, WorkFailed
+from coordinator.events import Averaged, Event, SnapshotRegistered, StartMade, StorageFull, WorkFailed
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.news import News, concern_agents
 from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
 from coordinator.recent import Recent, Update
-from coordinator.records import RunState
+from coordinator.records import RunState, Start
 from coordinator.snapshots import manifest
-from coordinator.state import AggregateRound, AverageFragment, Job, WriteManifest, pending
+from coordinator.state import AggregateRound, AverageFragment, Job, MakeStart, WriteManifest, pending
 from coordinator.store import Store, unavailable
 from coordinator.waiting import reason_of
 
@@ -178,6 +179,8 @@ class Engine:
         try:
             if isinstance(job, AggregateRound):
                 await self._aggregate(state, job, layout)
+            elif isinstance(job, MakeStart):
+                await self.apply(state.id, StartMade(await self._start(state, layout)))
             elif isinstance(job, WriteManifest):
                 digest = await asyncio.to_thread(store_bytes, self._blobs, manifest(state))
                 await self.apply(state.id, SnapshotRegistered(job.number, digest))
@@ -185,6 +188,18 @@ class Engine:
                 await self._average(state, job, layout)
         except RedisError as error:
             raise unavailable(error) from error
+
+    async def _start(self, state: RunState, layout: ParameterLayout) -> Start:
+        origin = state.origin
+        assert origin is not None
+        size = 0 if origin.file is None else await self._blobs.size(origin.file)
+        drafts = await in_thread(start_drafts, origin, layout, self._blobs, size)
+        try:
+            parameters, *buffers = [await in_thread(draft.commit) for draft in drafts]
+        finally:
+            for draft in drafts:
+                draft.discard()
+        return Start(parameters=parameters, buffers=buffers[0] if buffers else origin.buffers)
 
     async def _aggregate(self, state: RunState, job: AggregateRound, layout: ParameterLayout) -> None:
         try:
@@ -247,6 +262,8 @@ def _log_members(before: RunState, after: RunState) -> None:
 def _described(job: Job) -> str:
     if isinstance(job, AggregateRound):
         return f"aggregating step {job.step} of region {job.region}"
+    if isinstance(job, MakeStart):
+        return "making the initial parameters"
     if isinstance(job, WriteManifest):
         return f"writing the manifest of snapshot {job.number}"
     return f"averaging fragment {job.fragment} of outer round {job.number}"

@@ -237,6 +237,13 @@ class SnapshotAsked:
 
 
 @dataclass(frozen=True)
+class StartMade:
+    """Entry 0 was made of what the run begins with."""
+
+    start: Start
+
+
+@dataclass(frozen=True)
 class SnapshotRegistered:
     """The manifest is stored."""
 
@@ -304,6 +311,7 @@ Event = (
     | SnapshotTaken
     | SnapshotAsked
     | SnapshotRegistered
+    | StartMade
     | Aggregated
     | Averaged
     | WorkFailed

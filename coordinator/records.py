@@ -13,6 +13,7 @@ __all__ = [
     "Layout",
     "Member",
     "Missed",
+    "Origin",
     "OuterRound",
     "Record",
     "Region",
@@ -215,6 +216,16 @@ class Snapshot(Record):
     contents: Contents
 
 
+class Origin(Record):
+    """What entry 0 is to be made of: blobs of a snapshot, whose layout is in a blob, too; or a safetensors file."""
+
+    file: str | None = None
+    layout: str | None = None
+    parameters: tuple[str, ...] = ()
+    buffers: str | None = None
+    momenta: tuple[str | None, ...] = ()
+
+
 class RunState(Record):
     """Everything about a run.
 
@@ -223,6 +234,7 @@ class RunState(Record):
         storage_full: pending work is left alone until the run is resumed.
         held_back: why contributions wait, until one is taken in.
         unguarded_to: a loss up to this step pauses the run no more.
+        origin: what the run begins with, until it has begun; None: what the lowest-named site uploads.
         snapshots: oldest first; the number of the last one that was wanted, and the step at which the last one was due.
     """
 
@@ -246,6 +258,7 @@ class RunState(Record):
     storage_full: bool = False
     held_back: str = ""
     unguarded_to: int = 0
+    origin: Origin | None = None
     snapshots: tuple[Snapshot, ...] = ()
     wanted: Wanted | None = None
     last_snapshot: int = 0

@@ -163,8 +163,8 @@ class CoordinatorService:
                 )
             with suppress(NotFoundError):
                 return await self.run(run)
-        now = await self._store.now()
-        state = RunState(id=run, spec=spec, created_at=now, since=now)
+        now, origin = await self._store.now(), await self.snapshots.origin(spec.begin)
+        state = RunState(id=run, spec=spec, created_at=now, since=now, origin=origin)
         if not await self._store.create_run(state, idempotency_key):
             raise GoneError("run_deleted", f"this Idempotency-Key made run {run}, which was deleted: use a new one")
         return await self.run(run)
@@ -219,12 +219,14 @@ class CoordinatorService:
         layout = await asyncio.to_thread(checked_layout, request.layout, state.spec)
         if state.layout is not None:
             require_same_layout(layout, await self._layouts.of(state), site)
+        if state.origin is not None:
+            await self.snapshots.require_same_model(layout, state)
         event = LayoutPresented(site, request.attempt, await self._layouts.save(layout))
         state = await self._engine.apply(run, event)
         first = min(state.first_site or site, site)
         return schemas.JoinReply(
             layout=layout.digest,
-            upload_start=site == state.first_site and state.start is None,
+            upload_start=site == state.first_site and state.start is None and state.origin is None,
             evaluate=site == first,
             listed=state.members[site].listed,
             resume=state.entrance(state.members[site].region),

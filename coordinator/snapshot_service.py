@@ -1,18 +1,22 @@
 """Snapshots: what the routes about them ask for, and who is asked for one."""
 
+import asyncio
 from contextlib import suppress
 
+from algorithms.layout import ParameterLayout
+from algorithms.tensor_file import TensorFile
 from algorithms.traffic import parameters_bytes
 from api import schemas
 from api.errors import ConflictError, InvalidError, ProblemError
 from api.payload import digest_json
+from coordinator.beginnings import file_tensors, require_same_tensors
 from coordinator.blobs import Blobs
 from coordinator.engine import Engine
 from coordinator.events import SnapshotAsked, SnapshotRequested, SnapshotTaken
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
-from coordinator.records import RunState
-from coordinator.snapshots import asks
+from coordinator.records import Origin, RunState
+from coordinator.snapshots import asks, snapshot_of
 from coordinator.store import Store
 
 __all__ = ["Snapshots"]
@@ -33,6 +37,50 @@ class Snapshots:
 
     async def all(self, run: str) -> schemas.SnapshotPage:
         return _page((await self._store.load(run)).state)
+
+    # --- runs that begin with one -------------------------------------------------------------------------------------
+
+    async def origin(self, begin: schemas.BeginSpec | None) -> Origin | None:
+        """What entry 0 of a new run is to be made of.
+
+        Raises:
+            ProblemError: there is no such snapshot or file, or it is none.
+        """
+        if begin is None:
+            return None
+        if begin.file is not None:
+            await self._file(begin.file)
+            return Origin(file=begin.file)
+        assert begin.run is not None
+        state = (await self._store.load(begin.run)).state
+        contents = snapshot_of(state, begin.snapshot).contents
+        assert state.layout is not None
+        return Origin(
+            layout=state.layout.blob,
+            parameters=contents.parameters,
+            buffers=contents.buffers,
+            momenta=contents.momenta,
+        )
+
+    async def _file(self, digest: str) -> TensorFile:
+        return await asyncio.to_thread(file_tensors, self._blobs, digest, await self._blobs.size(digest))
+
+    async def require_same_model(self, layout: ParameterLayout, state: RunState) -> None:
+        """Raises ConflictError, naming tensors, if the run begins with another model's parameters."""
+        origin = state.origin
+        assert origin is not None
+        if origin.file is not None:
+            file = await self._file(origin.file)
+            shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+            require_same_tensors(layout, shapes, "a file", more=True)
+            return
+        assert origin.layout is not None
+        other = await self._layouts.read(origin.layout)
+        shapes = {tensor.name: tensor.shape for tensor in other.tensors}
+        assert state.spec.begin is not None
+        require_same_tensors(layout, shapes, f"snapshot {state.spec.begin.snapshot} of run {state.spec.begin.run}")
+
+    # --- a site's part ------------------------------------------------------------------------------------------------
 
     async def ask(self, state: RunState, step: int, site: str) -> int | None:
         """The number of the snapshot for which a site is asked by the answer to this step, which then is on record."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from api.schemas import RunStatus
 from coordinator import events, lifecycle, membership, outer_events, round_events, settling, snapshots
 from coordinator.events import Event
 from coordinator.outer_events import region_copies
@@ -25,6 +26,7 @@ __all__ = [
     "AggregateRound",
     "AverageFragment",
     "Job",
+    "MakeStart",
     "WriteManifest",
     "due_at",
     "pending",
@@ -52,6 +54,7 @@ TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
     events.AnsweredLate: round_events.answered_late,
     events.Announced: outer_events.announced,
     events.FinalReported: lifecycle.final_reported,
+    events.StartMade: lifecycle.start_made,
     events.SnapshotTaken: snapshots.taken,
     events.SnapshotAsked: snapshots.asked,
     events.SnapshotRegistered: snapshots.registered,
@@ -103,11 +106,18 @@ class WriteManifest:
     number: int
 
 
-Job = AggregateRound | AverageFragment | WriteManifest
+@dataclass(frozen=True)
+class MakeStart:
+    pass
+
+
+Job = AggregateRound | AverageFragment | WriteManifest | MakeStart
 
 
 def pending(state: RunState) -> list[Job]:
     """What any process may do now to move the run on."""
+    if state.status is RunStatus.STARTING and state.layout is not None:
+        return [MakeStart()] if state.origin is not None and state.start is None else []
     if not state.going_on or state.storage_full:
         return []
     jobs: list[Job] = [

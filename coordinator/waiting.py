@@ -85,6 +85,8 @@ def _starting(state: RunState) -> str:
     missing = [site for site in present if not state.members[site].ready]
     if missing:
         return f"waiting for {len(missing)} of {len(present)} sites to join: {_names(missing)}"
+    if state.origin is not None:
+        return "making the initial parameters of what the run begins with"
     return f"waiting for {state.first_site} to upload the initial parameters"
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from api.errors import ProblemError
 from api.schemas import RunStatus
 from coordinator import events
-from coordinator.state import TRANSITIONS, AggregateRound, WriteManifest, due_at, pending, transition
+from coordinator.records import Origin
+from coordinator.state import TRANSITIONS, AggregateRound, MakeStart, WriteManifest, due_at, pending, transition
 from tests.unit.coordinator.runs import NOW, START, Driver, digest_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "transitions.md"
@@ -100,6 +101,8 @@ def _events(driver):
     for job in pending(driver.state):
         if isinstance(job, AggregateRound):
             yield events.Aggregated(job.region, job.step, (digest_of("parts"),), _Ones())
+        elif isinstance(job, MakeStart):
+            yield events.StartMade(START)
         elif isinstance(job, WriteManifest):
             yield events.SnapshotRegistered(job.number, digest_of("manifest"))
         else:
@@ -112,8 +115,13 @@ class _Ones(dict):
 
 
 def explore(every=None):
-    """What is seen from every shape of state that can be reached; the same at every call."""
+    """What is seen from every shape of state that can be reached; the same at every call.
+
+    With outer steps, which are after every step then, the run begins with a file.
+    """
     driver = Driver(SITES, steps=2, every=every, snapshots=1, deadline_s=5, late_rounds=1, restarts=1, bench_s=3)
+    if every:
+        driver.state = driver.state.model_copy(update={"origin": Origin(file=digest_of("file"))})
     seen, known, queue = Seen(), set(), [(driver.state, NOW)]
     while queue:
         driver.state, now = queue.pop()
