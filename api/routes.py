@@ -353,7 +353,7 @@ async def announce(
 @v1.put("/blobs/{digest}", status_code=201)
 @allowed("admin", "ranks")
 async def put_blob(digest: Digest, request: Request, service: Coordinator, caller: Caller, response: Response) -> None:
-    if not await service.put_blob(digest, request.stream(), caller.run):
+    if not await service.put_blob(digest, request.stream(), caller):
         response.status_code = 200
 
 

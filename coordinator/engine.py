@@ -18,9 +18,10 @@ from algorithms.layout import ParameterLayout
 from api.errors import ProblemError, StorageFullError
 from coordinator.aggregation import LostContributionError, aggregate_round
 from coordinator.beginnings import start_drafts
-from coordinator.blobs import Blobs, in_thread, store_bytes
+from coordinator.blobs import in_thread
 from coordinator.commits import Change, Commits, Messages, Payloads
 from coordinator.events import Averaged, Event, SnapshotRegistered, StartMade, StorageFull, WorkFailed
+from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.news import News, concern_agents
@@ -43,7 +44,7 @@ log = structlog.get_logger()
 class Engine:
     """The shell around `coordinator.state`."""
 
-    def __init__(self, store: Store, blobs: Blobs, layouts: Layouts, logs: Logs, recent: Recent) -> None:
+    def __init__(self, store: Store, blobs: KeptBlobs, layouts: Layouts, logs: Logs, recent: Recent) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
@@ -182,7 +183,7 @@ class Engine:
             elif isinstance(job, MakeStart):
                 await self.apply(state.id, StartMade(await self._start(state, layout)))
             elif isinstance(job, WriteManifest):
-                digest = await asyncio.to_thread(store_bytes, self._blobs, manifest(state))
+                digest = await self._blobs.store(manifest(state), state.id)
                 await self.apply(state.id, SnapshotRegistered(job.number, digest))
             else:
                 await self._average(state, job, layout)
@@ -192,10 +193,10 @@ class Engine:
     async def _start(self, state: RunState, layout: ParameterLayout) -> Start:
         origin = state.origin
         assert origin is not None
-        size = 0 if origin.file is None else await self._blobs.size(origin.file)
-        drafts = await in_thread(start_drafts, origin, layout, self._blobs, size)
+        size = 0 if origin.file is None else await self._blobs.stored.size(origin.file)
+        drafts = await in_thread(start_drafts, origin, layout, self._blobs.stored, size)
         try:
-            parameters, *buffers = [await in_thread(draft.commit) for draft in drafts]
+            parameters, *buffers = [await self._blobs.keep(draft, state.id) for draft in drafts]
         finally:
             for draft in drafts:
                 draft.discard()
@@ -234,9 +235,9 @@ class Engine:
             momentum=state.momenta[job.fragment],
             regions=tuple((digest, state.outer.weights[name]) for name, digest in sorted(digests.items())),
         )
-        drafts = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
+        drafts = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs.stored)
         with drafts[0], drafts[1]:
-            anchor, momentum = [await in_thread(draft.commit) for draft in drafts]
+            anchor, momentum = [await self._blobs.keep(draft, state.id) for draft in drafts]
         await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum))
 
 

@@ -17,7 +17,7 @@ from api.payload import digest_json
 from api.schemas import RunStatus
 from api.service import Answer, Principal
 from coordinator.access import Access
-from coordinator.blobs import Blobs, put
+from coordinator.blobs import Blobs
 from coordinator.contributions import Contributions
 from coordinator.engine import Engine
 from coordinator.events import (
@@ -37,6 +37,7 @@ from coordinator.events import (
 )
 from coordinator.exchanges import Exchanges
 from coordinator.guards import Guards
+from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts, checked_layout, require_same_layout
 from coordinator.logs import Logs
 from coordinator.packing import Packer
@@ -62,19 +63,19 @@ class CoordinatorService:
     def __init__(self, store: Store, blobs: Blobs, settings: Settings) -> None:
         self.access = Access(store)
         self._store = store
-        self._blobs = blobs
+        self._blobs = kept = KeptBlobs(blobs, store, settings.blob_quota_gb)
         self._settings = settings
-        self._layouts = Layouts(blobs)
-        self._logs = Logs(store, blobs)
+        self._layouts = Layouts(kept)
+        self._logs = Logs(store, kept)
         recent = Recent()
-        self._engine = Engine(store, blobs, self._layouts, self._logs, recent)
+        self._engine = Engine(store, kept, self._layouts, self._logs, recent)
         self._sites = Sites(store, self._engine, settings)
         pressure = Pressure(store, settings.redis_budget_mb)
         contributions = Contributions(store, self._layouts, self._engine, pressure, recent)
-        self._exchanges = Exchanges(store, blobs, contributions, self._logs, self._engine, recent)
+        self._exchanges = Exchanges(store, kept, contributions, self._logs, self._engine, recent)
         self._guards = Guards(store, self._engine)
-        self.snapshots = Snapshots(store, blobs, self._layouts, self._logs, self._engine)
-        self._packer = Packer(store, blobs, settings)
+        self.snapshots = Snapshots(store, kept, self._layouts, self._logs, self._engine)
+        self._packer = Packer(store, kept, settings)
         self._ticked = self._outage_s = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -121,6 +122,10 @@ class CoordinatorService:
             await self._store.ping()
         except RedisError as error:
             return schemas.Health(status="unavailable", detail={"redis": str(error) or type(error).__name__})
+        try:
+            await self._blobs.stored.check()
+        except ProblemError as error:
+            return schemas.Health(status="unavailable", detail={"blobs": str(error)})
         return schemas.Health(status="ok", detail=dict.fromkeys(await self._store.warnings(), "warning"))
 
     async def authenticate(self, token: str) -> Principal | None:
@@ -163,7 +168,7 @@ class CoordinatorService:
                 )
             with suppress(NotFoundError):
                 return await self.run(run)
-        now, origin = await self._store.now(), await self.snapshots.origin(spec.begin)
+        now, origin = await self._store.now(), await self.snapshots.origin(spec.begin, run)
         state = RunState(id=run, spec=spec, created_at=now, since=now, origin=origin)
         if not await self._store.create_run(state, idempotency_key):
             raise GoneError("run_deleted", f"this Idempotency-Key made run {run}, which was deleted: use a new one")
@@ -221,7 +226,7 @@ class CoordinatorService:
             require_same_layout(layout, await self._layouts.of(state), site)
         if state.origin is not None:
             await self.snapshots.require_same_model(layout, state)
-        event = LayoutPresented(site, request.attempt, await self._layouts.save(layout))
+        event = LayoutPresented(site, request.attempt, await self._layouts.save(layout, run))
         state = await self._engine.apply(run, event)
         first = min(state.first_site or site, site)
         return schemas.JoinReply(
@@ -243,7 +248,7 @@ class CoordinatorService:
     async def upload_start(self, run: str, site: str, attempt: int, start: schemas.StartUpload) -> None:
         state = (await self._store.load(run)).state
         layout = await self._layouts.of(state)
-        size = await self._blobs.size(start.parameters)
+        size = await self._blobs.require(start.parameters, run)
         if size != parameters_bytes(layout):
             raise InvalidError(
                 "wrong_size",
@@ -251,12 +256,13 @@ class CoordinatorService:
                 f"{parameters_bytes(layout)}",
             )
         if start.buffers is not None:
-            await self._blobs.size(start.buffers)
+            await self._blobs.require(start.buffers, run)
         entry = Start(parameters=start.parameters, buffers=start.buffers)
         await self._engine.apply(run, StartUploaded(site, attempt, entry))
 
     async def report_final(self, run: str, site: str, attempt: int, report: schemas.FinalReport) -> schemas.FinalReply:
-        event = FinalReported(site, attempt, report.seq, report.digest, stored=await self._blobs.has(report.digest))
+        stored = await self._blobs.stays(report.digest, run)
+        event = FinalReported(site, attempt, report.seq, report.digest, stored=stored)
         state = await self._engine.apply(run, event)
         wanted = state.spec.outer is None and not state.final_stored and site == state.model_site
         return schemas.FinalReply(upload=wanted and not state.status.terminal)
@@ -340,15 +346,15 @@ class CoordinatorService:
 
     # --- blobs --------------------------------------------------------------------------------------------------------
 
-    async def put_blob(self, digest: str, body: AsyncIterator[bytes], run: str | None) -> bool:
-        async with self._guards.storage(run):
-            return await put(self._blobs, digest, body)
+    async def put_blob(self, digest: str, body: AsyncIterator[bytes], principal: Principal) -> bool:
+        async with self._guards.storage(principal.run):
+            return await self._blobs.put(digest, body, principal.run or "")
 
     async def blob_size(self, digest: str) -> int:
-        return await self._blobs.size(digest)
+        return await self._blobs.stored.size(digest)
 
     async def blob(self, digest: str) -> AsyncIterator[bytes]:
-        return await self._blobs.open(digest)
+        return await self._blobs.stored.open(digest)
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ from api import schemas
 from api.errors import ConflictError, InvalidError, ProblemError
 from api.payload import digest_json
 from coordinator.beginnings import file_tensors, require_same_tensors
-from coordinator.blobs import Blobs
 from coordinator.engine import Engine
 from coordinator.events import SnapshotAsked, SnapshotRequested, SnapshotTaken
+from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.records import Origin, RunState
+from coordinator.references import blobs_of_contents
 from coordinator.snapshots import asks, snapshot_of
 from coordinator.store import Store
 
@@ -25,7 +26,7 @@ __all__ = ["Snapshots"]
 class Snapshots:
     """Implements `api.service.Snapshots`."""
 
-    def __init__(self, store: Store, blobs: Blobs, layouts: Layouts, logs: Logs, engine: Engine) -> None:
+    def __init__(self, store: Store, blobs: KeptBlobs, layouts: Layouts, logs: Logs, engine: Engine) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
@@ -40,7 +41,7 @@ class Snapshots:
 
     # --- runs that begin with one -------------------------------------------------------------------------------------
 
-    async def origin(self, begin: schemas.BeginSpec | None) -> Origin | None:
+    async def origin(self, begin: schemas.BeginSpec | None, run: str) -> Origin | None:
         """What entry 0 of a new run is to be made of.
 
         Raises:
@@ -49,12 +50,15 @@ class Snapshots:
         if begin is None:
             return None
         if begin.file is not None:
+            await self._blobs.require(begin.file, run)
             await self._file(begin.file)
             return Origin(file=begin.file)
         assert begin.run is not None
         state = (await self._store.load(begin.run)).state
         contents = snapshot_of(state, begin.snapshot).contents
         assert state.layout is not None
+        for digest in {state.layout.blob, *blobs_of_contents(contents)}:
+            await self._blobs.require(digest, run)
         return Origin(
             layout=state.layout.blob,
             parameters=contents.parameters,
@@ -63,7 +67,8 @@ class Snapshots:
         )
 
     async def _file(self, digest: str) -> TensorFile:
-        return await asyncio.to_thread(file_tensors, self._blobs, digest, await self._blobs.size(digest))
+        blobs = self._blobs.stored
+        return await asyncio.to_thread(file_tensors, blobs, digest, await blobs.size(digest))
 
     async def require_same_model(self, layout: ParameterLayout, state: RunState) -> None:
         """Raises ConflictError, naming tensors, if the run begins with another model's parameters."""
@@ -94,11 +99,11 @@ class Snapshots:
         """Raises InvalidError if that is not stored, or not of the run's model or log."""
         state = (await self._store.load(run)).state
         layout = await self._layouts.of(state)
-        size, wanted = await self._blobs.size(upload.parameters), parameters_bytes(layout)
+        size, wanted = await self._blobs.require(upload.parameters, run), parameters_bytes(layout)
         if size != wanted:
             raise InvalidError("wrong_size", f"the parameters have {size} bytes; those of the layout take {wanted}")
         if upload.buffers is not None:
-            await self._blobs.size(upload.buffers)
+            await self._blobs.require(upload.buffers, run)
         header = await self._logs.header(run, state.members[site].region, upload.position.seq)
         if (digest_json(header), header["step"]) != (upload.position.hash, upload.step):
             raise ConflictError("off_chain", f"entry {upload.position.seq} of site {site} is not in its region's log")

@@ -18,7 +18,6 @@ __all__ = [
     "asked",
     "asks",
     "behind_outer_round",
-    "blobs_of",
     "manifest",
     "registered",
     "requested",
@@ -187,16 +186,3 @@ def snapshot_of(state: RunState, number: int | None) -> Snapshot:
         which = "snapshot" if number is None else f"snapshot {number}"
         raise NotFoundError("snapshot_not_found", f"run {state.id} has no {which}; its snapshots: {listed}")
     return there[number]
-
-
-def blobs_of(state: RunState) -> set[str]:
-    """What its snapshots refer to, and the one that is in the making."""
-    contents = [snapshot.contents for snapshot in state.snapshots]
-    if state.wanted is not None and state.wanted.contents is not None:
-        contents.append(state.wanted.contents)
-    blobs = {snapshot.manifest for snapshot in state.snapshots}
-    for one in contents:
-        blobs.update(digest for digest in (*one.parameters, *one.momenta, one.buffers) if digest is not None)
-    if contents and state.layout is not None:
-        blobs.add(state.layout.blob)
-    return blobs

@@ -2,10 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load, save
 
-from api.errors import ConflictError, NotFoundError
-from api.schemas import Manifest, OuterSpec, SnapshotsSpec, SnapshotUpload
+from api.errors import ConflictError, NotFoundError, ProblemError
+from api.schemas import BeginSpec, Manifest, OuterSpec, SnapshotsSpec, SnapshotUpload
 from tests.conftest import wait_until
 from tests.contract.by_hand import LAYOUT, WAIT_S, RunByHand
 
@@ -108,3 +111,74 @@ def test_anchors_are_the_snapshot_of_a_run_with_outer_steps(patient):
     assert [len(run.admin.get_blob(digest)) for digest in manifest.outer.momenta] == list(map(len, copies))
     with pytest.raises(NotFoundError):
         run.admin.snapshots("another-run")
+
+
+# --- runs that begin with one -----------------------------------------------------------------------------------------
+
+
+def outer_round(run, fragments=1):
+    """One step and an outer round, in which all sites hold the first parameters of the run plus one."""
+    step = run.view.step + 1
+    answers(run, step)
+    for fragment, tensors in enumerate(LAYOUT.fragments(fragments)):
+        start = LAYOUT.offsets[tensors.start]
+        copy = (run.parameters + np.float32(1))[start : start + LAYOUT.fragment_elements(tensors)].tobytes()
+        for site in run.sites:
+            site.announce(step, fragment, copy)
+    wait_until(lambda: run.view.outer_rounds == step, "the outer round")
+    anchors = run.admin.outer_rounds(run.id)[-1].fragments
+    return np.frombuffer(b"".join(map(run.admin.get_blob, anchors)), "<f4")
+
+
+def test_a_run_begins_with_a_snapshot_and_its_momentum_if_the_fragments_are_the_same(patient):
+    two, one = OuterSpec(every=1, fragments=2), OuterSpec(every=1, fragments=1)
+    run = RunByHand(patient, steps=8, outer=two, snapshots=SnapshotsSpec(every=1))
+    anchors, origin = outer_round(run, 2), BeginSpec(run=run.id, snapshot=1)
+    made(run, 1)
+    same = RunByHand(patient, steps=8, outer=two, origin=origin)
+    (start,) = same.admin.log(same.id, "west", 0, wait=WAIT_S).items
+    assert same.admin.get_blob(start["parameters"]) == anchors.tobytes()
+    other = RunByHand(patient, steps=8, outer=one, origin=origin)
+    after = outer_round(run, 2)
+    np.testing.assert_array_equal(outer_round(same, 2), after)
+    momentum_gone = -0.7 * 0.5 * 0.5  # lr, momentum, and once more ahead: of the buffer's -1
+    np.testing.assert_allclose(outer_round(other), after + momentum_gone, atol=1e-5)
+
+
+def test_what_a_run_cannot_begin_with(patient):
+    run = RunByHand(patient, ("west",))
+    for begin, message in [
+        (BeginSpec(run=run.id, snapshot=1), f"run {run.id} has no snapshot 1; its snapshots: none; `isthmus run"),
+        (BeginSpec(run="nothing", snapshot=1), "there is no run 'nothing'"),
+        (BeginSpec(file="0" * 64), "is not stored here"),
+        (BeginSpec(file=run.admin.put_blob(b"rubbish bytes")), "not a safetensors file"),
+    ]:
+        with pytest.raises(ProblemError, match=message):
+            run.admin.create_run(run.spec.model_copy(update={"begin": begin}))
+    file = save({"bias": torch.zeros(5), "embedding": torch.zeros(9, 13)})
+    begin = BeginSpec(file=run.admin.put_blob(file))
+    other = RunByHand(patient, ("west",), origin=begin, begin=False)
+    with pytest.raises(
+        ConflictError, match=r"2 differ \(embedding: \[9, 12\] in the model, \[9, 13\] in a file; head: "
+    ):
+        other.sites[0].join()
+
+
+def test_a_run_begins_with_a_file(patient):
+    tensors = {
+        "module.bias": torch.linspace(-1, 1, 5, dtype=torch.bfloat16),
+        "embedding": torch.linspace(0, 1, 108).view(9, 12).double(),
+        "head": torch.linspace(2, 3, 120).view(40, 3).half(),
+        "norm.running_mean": torch.ones(3),
+        "norm.num_batches_tracked": torch.tensor(7),
+    }
+    file = patient.client().put_blob(save(tensors))
+    run = RunByHand(patient, ("west",), origin=BeginSpec(file=file))
+    (start,) = run.admin.log(run.id, "west", 0, wait=WAIT_S).items
+    wanted = [tensors[name].float().numpy().tobytes() for name in ("module.bias", "embedding", "head")]
+    assert run.admin.get_blob(start["parameters"]) == b"".join(wanted)
+    buffers = load(run.admin.get_blob(start["buffers"]))
+    assert {name: (tensor.dtype, tensor.tolist()) for name, tensor in buffers.items()} == {
+        "norm.running_mean": (torch.float32, [1, 1, 1]),
+        "norm.num_batches_tracked": (torch.int64, 7),
+    }
