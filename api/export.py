@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ def export_model(client: CoordinatorClient, run: str, path: Path, snapshot: int 
     model = _trained(client, run) if snapshot is None else _of_snapshot(client, run, snapshot)
     buffers = b"" if model.buffers is None else client.get_blob(model.buffers)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with draft.open("wb") as file:
             digest = _write(file, client, model, buffers)
@@ -84,7 +85,7 @@ def _write(file: BinaryIO, client: CoordinatorClient, model: _Source, buffers: b
     file.write(file_header([*_listed(first), *parameters, *_listed(last)], metadata))
     sha256 = hashlib.sha256()
     file.writelines(_values(first, buffers))
-    for block in (block for digest in model.blobs for block in client.blob_blocks(digest)):
+    for block in (block for digest in model.blobs for block in client.read_blob(digest)):
         sha256.update(block)
         file.write(block)
     file.writelines(_values(last, buffers))

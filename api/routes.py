@@ -5,7 +5,6 @@ from importlib.metadata import version
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.responses import StreamingResponse
 
 from api import schemas
 from api.authentication import principal_of
@@ -15,7 +14,7 @@ from api.payload import MEDIA_TYPE
 from api.permissions import GuardedRoute, allowed, require
 from api.service import Answer, Principal, Scope, Service
 
-__all__ = ["Caller", "Coordinator", "Name", "Number", "RunId", "attempt_of", "public", "v1"]
+__all__ = ["READERS", "Caller", "Coordinator", "Name", "Number", "RunId", "attempt_of", "public", "v1"]
 
 MAX_WAIT_S = 30.0
 _MAX_POINTS = 10_000
@@ -40,7 +39,6 @@ Caller = Annotated[Principal, Depends(_caller)]
 Wait = Annotated[float, Query(ge=0, description=f"seconds to wait, at most {MAX_WAIT_S:.0f}")]
 Name = Annotated[schemas.Name, Path()]
 RunId = Annotated[str, Path(max_length=80)]
-Digest = Annotated[schemas.Digest, Path()]
 Number = Annotated[int, Path(ge=0, le=2**48)]
 RoundStep = Annotated[int, Path(ge=1, le=2**48)]
 
@@ -345,37 +343,6 @@ async def announce(
 ) -> schemas.AnnouncementReply:
     place = (run, number, fragment, site, attempt_of(caller))
     return await service.announce(*place, announcement, min(wait, MAX_WAIT_S))
-
-
-# --- blobs ------------------------------------------------------------------------------------------------------------
-
-
-@v1.put("/blobs/{digest}", status_code=201)
-@allowed("admin", "ranks")
-async def put_blob(digest: Digest, request: Request, service: Coordinator, caller: Caller, response: Response) -> None:
-    if not await service.put_blob(digest, request.stream(), caller):
-        response.status_code = 200
-
-
-@v1.head("/blobs/{digest}")
-@allowed(*READERS)
-async def head_blob(digest: Digest, service: Coordinator) -> Response:
-    return Response(headers={"Content-Length": str(await service.blob_size(digest)), "Etag": f'"{digest}"'})
-
-
-@v1.get("/blobs/{digest}")
-@allowed(*READERS)
-async def get_blob(digest: Digest, service: Coordinator) -> Response:
-    size = await service.blob_size(digest)
-    return StreamingResponse(
-        await service.blob(digest),
-        media_type="application/octet-stream",
-        headers={
-            "Content-Length": str(size),
-            "Etag": f'"{digest}"',
-            FIELD: content_digest_of(bytes.fromhex(digest)),
-        },
-    )
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Protocol
 from api import schemas
 from api.access import AuditPage, IssuedToken, Scope, Token, TokenRequest
 
-__all__ = ["Access", "Answer", "Principal", "Scope", "Service", "Snapshots"]
+__all__ = ["Access", "Answer", "FoundBlob", "Principal", "Scope", "Service", "Snapshots"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,14 @@ class Answer:
 
     def timed(self, **milliseconds: float) -> "Answer":
         return replace(self, timing={**self.timing, **milliseconds})
+
+
+@dataclass(frozen=True)
+class FoundBlob:
+    """`size` of a blob that is stored, or None; then `offset` bytes of the caller's upload have arrived."""
+
+    size: int | None
+    offset: int = 0
 
 
 class Access(Protocol):
@@ -134,8 +142,12 @@ class Service(Protocol):
     async def outer_rounds(self, run: str) -> list[schemas.OuterRound]: ...
 
     async def put_blob(self, digest: str, body: AsyncIterator[bytes], principal: Principal) -> bool: ...
+    async def append_blob(
+        self, digest: str, offset: int, length: int, body: AsyncIterator[bytes], principal: Principal
+    ) -> FoundBlob: ...
+    async def find_blob(self, digest: str, principal: Principal) -> FoundBlob: ...
     async def blob_size(self, digest: str) -> int: ...
-    async def blob(self, digest: str) -> AsyncIterator[bytes]: ...
+    async def blob(self, digest: str, start: int, stop: int) -> AsyncIterator[bytes]: ...
 
     async def add_metrics(self, run: str, report: schemas.MetricReport) -> None: ...
     async def metrics(self, run: str, max_points: int) -> list[schemas.StoredPoint]: ...

@@ -69,7 +69,7 @@ def begin_with(client: CoordinatorClient, words: str) -> BeginSpec:
     """Of RUN/N, or of a file, which is uploaded."""
     path = Path(words)
     if path.is_file():
-        return BeginSpec(file=client.put_file(path))
+        return BeginSpec(file=client.put_blob(path))
     run, _, number = words.rpartition("/")
     if words.endswith(".safetensors") or not run or not number.isdecimal():
         raise IsthmusError(f"--from {words}: there is no such file, and it is no snapshot, which is RUN/NUMBER")

@@ -15,7 +15,7 @@ from api import schemas
 from api.errors import ConflictError, GoneError, InvalidError, NotFoundError, ProblemError
 from api.payload import digest_json
 from api.schemas import RunStatus
-from api.service import Answer, Principal
+from api.service import Answer, FoundBlob, Principal
 from coordinator.access import Access
 from coordinator.blobs import Blobs
 from coordinator.contributions import Contributions
@@ -50,6 +50,7 @@ from coordinator.snapshot_service import Snapshots
 from coordinator.state import due_at, transition
 from coordinator.store import Store, unavailable
 from coordinator.tokens import hashed
+from coordinator.uploads import Uploads
 from coordinator.views import run_view
 
 __all__ = ["CoordinatorService"]
@@ -76,6 +77,7 @@ class CoordinatorService:
         self._guards = Guards(store, self._engine)
         self.snapshots = Snapshots(store, kept, self._layouts, self._logs, self._engine)
         self._packer = Packer(store, kept, settings)
+        self._uploads = Uploads(kept)
         self._ticked = self._outage_s = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -350,11 +352,19 @@ class CoordinatorService:
         async with self._guards.storage(principal.run):
             return await self._blobs.put(digest, body, principal.run or "")
 
+    async def append_blob(
+        self, digest: str, offset: int, length: int, body: AsyncIterator[bytes], principal: Principal
+    ) -> FoundBlob:
+        return await self._uploads.append(digest, _owner(principal), principal.run or "", offset, length, body)
+
+    async def find_blob(self, digest: str, principal: Principal) -> FoundBlob:
+        return await self._uploads.find(digest, _owner(principal), principal.run or "")
+
     async def blob_size(self, digest: str) -> int:
         return await self._blobs.stored.size(digest)
 
-    async def blob(self, digest: str) -> AsyncIterator[bytes]:
-        return await self._blobs.stored.open(digest)
+    async def blob(self, digest: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        return await self._blobs.stored.open(digest, start, stop)
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
@@ -370,6 +380,11 @@ class CoordinatorService:
     async def metrics(self, run: str, max_points: int) -> list[schemas.StoredPoint]:
         await self._store.load(run)
         return await self._store.metrics(run, max_points)
+
+
+def _owner(principal: Principal) -> str:
+    """Of an upload: a token, by what it stands for."""
+    return f"{principal.scope} {principal.token} {principal.run} {principal.site} {principal.attempt}"
 
 
 def _finite(values: dict[str, float | None]) -> dict[str, float | None]:

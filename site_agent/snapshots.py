@@ -69,7 +69,7 @@ class Snapshots:
             upload = SnapshotUpload(
                 position=position,
                 step=step,
-                parameters=self._client.put_file(path),
+                parameters=self._client.put_blob(path),
                 buffers=None if buffers is None else self._client.put_blob(buffers),
             )
             self._client.take_snapshot(self._session.run, number, self._session.site, upload)
