@@ -233,12 +233,14 @@ class Engine:
             start=state.start.parameters,
             anchor=state.anchors[job.fragment],
             momentum=state.momenta[job.fragment],
-            regions=tuple((digest, state.outer.weights[name]) for name, digest in sorted(digests.items())),
+            regions=tuple((there, state.outer.weights[name]) for name, there in sorted(digests.items())),
         )
-        drafts = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs.stored)
-        with drafts[0], drafts[1]:
-            anchor, momentum = [await self._blobs.keep(draft, state.id) for draft in drafts]
-        await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum))
+        made = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs.stored)
+        with made.parameters, made.momentum:
+            anchor, momentum = [await self._blobs.keep(draft, state.id) for draft in (made.parameters, made.momentum)]
+        await self.apply(
+            state.id, Averaged(job.number, job.fragment, digests, anchor, momentum, rejected=made.rejected)
+        )
 
 
 @dataclass(frozen=True, eq=False)

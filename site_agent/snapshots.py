@@ -10,7 +10,7 @@ from threading import Thread
 
 import structlog
 
-from algorithms import DeMo
+from algorithms.flat import FlatParameters
 from api.client import CoordinatorClient
 from api.errors import GoneError, IsthmusError
 from api.schemas import Position, SnapshotUpload
@@ -22,11 +22,11 @@ __all__ = ["Snapshots", "write_parameters"]
 log = structlog.get_logger()
 
 
-def write_parameters(optimizer: DeMo, path: Path) -> None:
+def write_parameters(holder: FlatParameters, path: Path) -> None:
     """All parameters as they are digested: float32, little-endian, in layout order."""
     with path.open("wb") as file:
-        for index in range(len(optimizer.layout.tensors)):
-            values = optimizer.read_parameters(range(index, index + 1))
+        for index in range(len(holder.layout.tensors)):
+            values = holder.read_parameters(range(index, index + 1))
             file.write(values.astype("<f4", copy=False).data)
 
 
@@ -37,13 +37,13 @@ class Snapshots:
         self,
         session: Session,
         client: CoordinatorClient,
-        optimizer: DeMo,
+        holder: FlatParameters,
         replica: Replica,
         buffers: Callable[[], bytes | None],
     ) -> None:
         self._session = session
         self._client = client
-        self._optimizer = optimizer
+        self._holder = holder
         self._replica = replica
         self._buffers = buffers
         self._upload: Thread | None = None
@@ -56,7 +56,7 @@ class Snapshots:
         place = number, self._replica.position, self._replica.step
         path = self._session.folder / "snapshot"
         try:
-            write_parameters(self._optimizer, path)
+            write_parameters(self._holder, path)
         except OSError as error:
             log.error("cannot write a snapshot", number=number, path=str(path), error=str(error))
             path.unlink(missing_ok=True)
