@@ -596,6 +596,7 @@ class AnnouncementReply(Message):
 class FinalReport(Message):
     seq: Count
     digest: Digest = Field(description="of the live parameters")
+    buffers: Digest | None = Field(default=None, description="of a site that was asked, once they are stored")
 
 
 class FinalReply(Message):

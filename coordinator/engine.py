@@ -6,7 +6,7 @@ so that a wake-up that is lost costs a second and nothing more.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +19,14 @@ from api.errors import ProblemError, StorageFullError
 from coordinator.aggregation import LostContributionError, aggregate_round
 from coordinator.beginnings import start_drafts
 from coordinator.blobs import in_thread
+from coordinator.buffers import mean_buffers
 from coordinator.commits import Change, Commits, Messages, Payloads
 from coordinator.events import Averaged, Event, SnapshotRegistered, StartMade, StorageFull, WorkFailed
 from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.news import News, concern_agents
-from coordinator.outer_events import region_copies
+from coordinator.outer_events import buffer_copies, region_copies
 from coordinator.outer_rounds import Copies, outer_step
 from coordinator.recent import Recent, Update
 from coordinator.records import RunState, Start
@@ -228,6 +229,10 @@ class Engine:
         assert state.spec.outer is not None
         fragment = state.outer.fragments[job.fragment]
         digests = region_copies(state, fragment)
+        if fragment.buffers:
+            anchor = await self._mean_of_buffers(state, buffer_copies(state, fragment))
+            await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, None))
+            return
         copies = Copies(
             fragment=job.fragment,
             start=state.start.parameters,
@@ -241,6 +246,20 @@ class Engine:
         await self.apply(
             state.id, Averaged(job.number, job.fragment, digests, anchor, momentum, rejected=made.rejected)
         )
+
+    async def _mean_of_buffers(self, state: RunState, copies: Sequence[tuple[str, int]]) -> str:
+        """If no copy can be read, the buffers stay what they are."""
+        blobs = self._blobs.stored
+        if len({digest for digest, _ in copies}) == 1:
+            return copies[0][0]
+        sizes = {digest: await blobs.size(digest) for digest, _ in copies}
+        draft = await in_thread(mean_buffers, blobs, copies, sizes)
+        if draft is None:
+            assert state.start is not None
+            assert state.start.buffers is not None
+            return state.buffers or state.start.buffers
+        with draft:
+            return await self._blobs.keep(draft, state.id)
 
 
 @dataclass(frozen=True, eq=False)

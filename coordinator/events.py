@@ -191,6 +191,7 @@ class FinalReported:
     seq: int
     digest: str
     stored: bool
+    buffers: str | None = None
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,11 @@ def final_reported(event: FinalReported, state: RunState, now: datetime) -> Tran
     if member.final not in (None, event.digest):
         raise ConflictError("other_bytes", f"site {event.site} has already reported another final digest")
     state = with_member(state, event.site, final=event.digest, caught_up=True, away="", benched_until=None)
-    return Transition(with_(state, final_stored=state.final_stored or event.stored))
+    lacks_buffers = state.start is not None and state.start.buffers is not None and event.buffers is None
+    if state.final_stored or not event.stored or (lacks_buffers and state.spec.outer is None):
+        return Transition(state)
+    buffers = event.buffers if state.spec.outer is None else state.buffers
+    return Transition(with_(state, final_stored=True, buffers=buffers))
 
 
 def work_failed(event: WorkFailed, state: RunState, now: datetime) -> Transition:

@@ -155,12 +155,16 @@ class Member(Record):
 
 
 class FragmentRound(Record):
-    """The copies of one fragment, by site, in order of announcement; `stored` names those that are blobs."""
+    """The copies of one fragment, by site, in order of announcement; `stored` names those that are blobs.
+
+    `buffers`: it is not one of the parameters, but all buffers of the model.
+    """
 
     copies: dict[str, str] = Field(default_factory=dict)
     stored: frozenset[str] = frozenset()
     anchor: str | None = None
     distinct: int = 0
+    buffers: bool = False
 
 
 class OuterRound(Record):
@@ -244,6 +248,7 @@ class RunState(Record):
         storage_full: pending work is left alone until the run is resumed.
         held_back: why contributions wait, until one is taken in.
         unguarded_to: a loss up to this step pauses the run no more.
+        buffers: after the last outer round; without outer steps, of the trained model.
         origin: what the run begins with, until it has begun; None: what the lowest-named site uploads.
         snapshots: oldest first; the number of the last one that was wanted, and the step at which the last one was due.
     """
@@ -268,6 +273,7 @@ class RunState(Record):
     storage_full: bool = False
     held_back: str = ""
     unguarded_to: int = 0
+    buffers: str | None = None
     origin: Origin | None = None
     snapshots: tuple[Snapshot, ...] = ()
     wanted: Wanted | None = None

@@ -16,7 +16,7 @@ _DIGEST = re.compile(r'"([0-9a-f]{64})"')
 
 def blobs_of(state: RunState) -> set[str]:
     """Digests of the blobs to which a state refers; those that another one does not refer to any more may go."""
-    found = {*state.anchors, *state.momenta}
+    found = {*state.anchors, *state.momenta, state.buffers}
     if state.layout is not None:
         found.add(state.layout.blob)
     if state.start is not None:

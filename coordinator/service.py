@@ -264,7 +264,9 @@ class CoordinatorService:
 
     async def report_final(self, run: str, site: str, attempt: int, report: schemas.FinalReport) -> schemas.FinalReply:
         stored = await self._blobs.stays(report.digest, run)
-        event = FinalReported(site, attempt, report.seq, report.digest, stored=stored)
+        if report.buffers is not None:
+            await self._blobs.require(report.buffers, run)
+        event = FinalReported(site, attempt, report.seq, report.digest, stored, report.buffers)
         state = await self._engine.apply(run, event)
         wanted = state.spec.outer is None and not state.final_stored and site == state.model_site
         return schemas.FinalReply(upload=wanted and not state.status.terminal)
@@ -282,7 +284,9 @@ class CoordinatorService:
         digest = next(member.final for member in state.members.values() if member.final is not None)
         blobs = [anchor for anchor in state.anchors if anchor is not None] if state.spec.outer else [digest]
         layout = await self._layouts.of(state)
-        return schemas.Model(run=run, step=state.step, digest=digest, layout=layout.to_json(), blobs=blobs)
+        return schemas.Model(
+            run=run, step=state.step, digest=digest, layout=layout.to_json(), blobs=blobs, buffers=state.buffers
+        )
 
     async def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
         await self._store.load(run)

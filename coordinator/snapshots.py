@@ -71,15 +71,11 @@ def behind_outer_round(state: RunState, step: int) -> RunState:
         step=step,
         positions={name: region.head for name, region in state.regions.items() if region.head is not None},
         parameters=tuple(anchor for anchor in state.anchors if anchor is not None),
-        buffers=_buffers(state),
+        buffers=state.buffers,
         rounds=state.outer_rounds,
         momenta=state.momenta,
     )
     return with_(state, wanted=state.wanted.model_copy(update={"contents": contents}))
-
-
-def _buffers(state: RunState) -> str | None:
-    return None if state.start is None else state.start.buffers
 
 
 # --- in a run without outer steps -------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class OuterRounds:
         outer, replica = self._spec.outer, self._replica
         if outer is None or replica.step == 0 or not outer_due(replica.step, outer.every, self._spec.steps):
             return False
-        return len(replica.anchored) < outer.fragments
+        return len(replica.anchored) < replica.fragment_count
 
     def hold(self, tokens: int = 0) -> bool:
         """Takes part in the outer round that is due, as far as it is still to be held; False if the run ended.
@@ -55,9 +55,10 @@ class OuterRounds:
         """
         outer, replica = self._spec.outer, self._replica
         assert outer is not None
-        missing = [fragment for fragment in range(outer.fragments) if fragment not in replica.anchored]
+        missing = [fragment for fragment in range(replica.fragment_count) if fragment not in replica.anchored]
         digests = {fragment: replica.fragment_digest(fragment) for fragment in missing}
-        tokens = self._compare(list(digests.values()), tokens)
+        shared = [digest for fragment, digest in digests.items() if not replica.is_buffers(fragment)]
+        tokens = self._compare(shared, tokens)
         started = time.monotonic()
         number = outer_number(replica.step, outer.every)
         outcome = self._agree(number, digests, tokens) if self._client is not None else None

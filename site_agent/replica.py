@@ -1,5 +1,6 @@
 """A site's replica of the parameters: `parameters(s) = apply(entry s, parameters(s-1))`, along the hash chain."""
 
+import hashlib
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -67,6 +68,7 @@ class Replica:
         self._resets = resets
         self._model = model
         self._fragments = fragments
+        self._has_buffers = False
         self._site = site
         self._fetch = fetch
         self._fetch_part = fetch_part
@@ -83,11 +85,26 @@ class Replica:
         self.step += 1
         self._holder.steps = self.step
 
+    @property
+    def fragment_count(self) -> int:
+        """Those of the parameters, and the buffers of a model that has some."""
+        return len(self._fragments) + self._has_buffers
+
+    def is_buffers(self, fragment: int) -> bool:
+        return fragment == len(self._fragments)
+
+    def save_buffers(self) -> bytes | None:
+        return None if self._model is None else save_buffers(self._model)
+
     def read_fragment(self, fragment: int) -> bytes:
+        if self.is_buffers(fragment):
+            return self.save_buffers() or b""
         return self._holder.read_parameters(self._fragments[fragment]).astype("<f4", copy=False).tobytes()
 
     def fragment_digest(self, fragment: int) -> str:
         """SHA-256 of what `read_fragment` gives."""
+        if self.is_buffers(fragment):
+            return hashlib.sha256(self.read_fragment(fragment)).hexdigest()
         return self._holder.parameters_digest(self._fragments[fragment])
 
     def parts(self, k: int, codec: Codec) -> tuple[range, ...]:
@@ -160,10 +177,11 @@ class Replica:
             load_buffers(self._model, self._fetch(resume.buffers))
         self.position = resume.position
         self._holder.steps = self.step = resume.step
-        self.anchored = set(range(len(self._fragments)))
+        self.anchored = set(range(self.fragment_count))
 
     def load_buffers(self, start: Header) -> None:
         """Those of entry 0."""
+        self._has_buffers = start["buffers"] is not None
         if self._model is not None and start["buffers"] is not None:
             load_buffers(self._model, self._fetch(start["buffers"]))
 
@@ -174,9 +192,12 @@ class Replica:
         self._follow(header, "anchor")
         self.anchored.add(header["fragment"])
         self._holder.steps = header["step"]
-        if held != header["digest"]:
+        if self.is_buffers(header["fragment"]):  # fetched in any case: each rank holds others
+            if self._model is not None:
+                load_buffers(self._model, self._fetch(header["digest"]))
+        elif held != header["digest"]:
             self._holder.write_parameters(self._fragments[header["fragment"]], _floats(self._fetch(header["digest"])))
-        if self._resets and len(self.anchored) == len(self._fragments):
+        if self._resets and len(self.anchored) == self.fragment_count:
             self._holder.reset_momentum()
 
     def _follow(self, header: Header, *kinds: str) -> None:

@@ -390,6 +390,9 @@ class Site:
             if self._client.report_final(self._session.run, self._session.site, report).upload:
                 tensors = range(len(holder.layout.tensors))
                 self._client.put_blob(holder.read_parameters(tensors).astype("<f4", copy=False).tobytes())
+                buffers = self._replica.save_buffers()
+                if buffers is not None:
+                    report = report.model_copy(update={"buffers": self._client.put_blob(buffers)})
                 self._client.report_final(self._session.run, self._session.site, report)
         except GoneError as error:
             _quietly(error)
