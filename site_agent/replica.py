@@ -221,11 +221,13 @@ def _floats(data: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    return {canonical_name(name): buffer for name, buffer in model.named_buffers()}
+    """Those that a checkpoint of the model has, too; others are made of nothing but its code."""
+    kept = model.state_dict(keep_vars=True).keys()
+    return {canonical_name(name): buffer for name, buffer in model.named_buffers() if name in kept}
 
 
 def save_buffers(model: nn.Module) -> bytes | None:
-    """All buffers as safetensors, in their own dtypes; None if there is none."""
+    """All persistent buffers as safetensors, in their own dtypes; None if there is none."""
     buffers = {name: buffer.detach().cpu().contiguous().clone() for name, buffer in _buffers(model).items()}
     return save(buffers) if buffers else None
 
