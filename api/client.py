@@ -354,6 +354,19 @@ class CoordinatorClient:
         response = self._send("PUT", path, json=announcement, params={"wait": wait})
         return schemas.AnnouncementReply.model_validate_json(response.content)
 
+    # --- snapshots ----------------------------------------------------------------------------------------------------
+
+    def request_snapshot(self, run: str) -> schemas.SnapshotPage:
+        response = self._send("POST", f"/v1/runs/{_segment(run)}/snapshots")
+        return schemas.SnapshotPage.model_validate_json(response.content)
+
+    def snapshots(self, run: str) -> schemas.SnapshotPage:
+        return self._get(schemas.SnapshotPage, f"/v1/runs/{_segment(run)}/snapshots")
+
+    def take_snapshot(self, run: str, number: int, site: str, upload: schemas.SnapshotUpload) -> None:
+        """What a site that was asked for it has stored."""
+        self._send("PUT", f"/v1/runs/{run}/snapshots/{number}/sites/{site}", json=upload)
+
     # --- blobs --------------------------------------------------------------------------------------------------------
 
     def put_blob(self, body: bytes | Path | Source) -> str:
@@ -418,7 +431,8 @@ def _segment(text: str) -> str:
 def _answer(response: httpx.Response) -> Answer:
     evaluate = {"true": True, "false": False}.get(response.headers.get("Isthmus-Evaluate", ""))
     if response.status_code == 200:
-        return Answer(response.content, evaluate=evaluate)
+        number = response.headers.get("Isthmus-Snapshot", "")
+        return Answer(response.content, evaluate=evaluate, snapshot=int(number) if number.isdecimal() else None)
     accepted = response.headers.get("Isthmus-Accepted") != "false"
     return Answer(None, response.text, accepted=accepted, evaluate=evaluate)
 

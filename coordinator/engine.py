@@ -6,7 +6,7 @@ so that a wake-up that is lost costs a second and nothing more.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,18 +17,21 @@ from redis.exceptions import RedisError
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError, StorageFullError
 from coordinator.aggregation import LostContributionError, aggregate_round
+from coordinator.beginnings import start_drafts
 from coordinator.blobs import in_thread
+from coordinator.buffers import mean_buffers
 from coordinator.commits import Change, Commits, Messages, Payloads
-from coordinator.events import Averaged, Event, StorageFull, WorkFailed
+from coordinator.events import Averaged, Event, SnapshotRegistered, StartMade, StorageFull, WorkFailed
 from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.news import News, concern_agents
-from coordinator.outer_events import region_copies
+from coordinator.outer_events import buffer_copies, region_copies
 from coordinator.outer_rounds import Copies, outer_step
 from coordinator.recent import Recent, Update
-from coordinator.records import RunState
-from coordinator.state import AggregateRound, AverageFragment, Job, pending
+from coordinator.records import RunState, Start
+from coordinator.snapshots import manifest
+from coordinator.state import AggregateRound, AverageFragment, Job, MakeStart, WriteManifest, pending
 from coordinator.store import Store, unavailable
 from coordinator.waiting import reason_of
 
@@ -165,8 +168,7 @@ class Engine:
         if job not in pending(state):
             return
         try:
-            layout = await self._layouts.of(state)
-            await self._worked(state, job, layout)
+            await self._worked(state, job, await self._layouts.of(state))
         except ProblemError as error:
             if error.code in ("run_ended", "run_not_found"):  # meanwhile
                 return
@@ -182,10 +184,27 @@ class Engine:
         try:
             if isinstance(job, AggregateRound):
                 await self._aggregate(state, job, layout)
+            elif isinstance(job, MakeStart):
+                await self.apply(state.id, StartMade(await self._start(state, layout)))
+            elif isinstance(job, WriteManifest):
+                digest = await self._blobs.store(manifest(state), state.id)
+                await self.apply(state.id, SnapshotRegistered(job.number, digest))
             else:
                 await self._average(state, job, layout)
         except RedisError as error:
             raise unavailable(error) from error
+
+    async def _start(self, state: RunState, layout: ParameterLayout) -> Start:
+        origin = state.origin
+        assert origin is not None
+        size = 0 if origin.file is None else await self._blobs.stored.size(origin.file)
+        drafts = await in_thread(start_drafts, origin, layout, self._blobs.stored, size)
+        try:
+            parameters, *buffers = [await self._blobs.keep(draft, state.id) for draft in drafts]
+        finally:
+            for draft in drafts:
+                draft.discard()
+        return Start(parameters=parameters, buffers=buffers[0] if buffers else origin.buffers)
 
     async def _aggregate(self, state: RunState, job: AggregateRound, layout: ParameterLayout) -> None:
         try:
@@ -213,6 +232,10 @@ class Engine:
         assert state.spec.outer is not None
         fragment = state.outer.fragments[job.fragment]
         digests = region_copies(state, fragment)
+        if fragment.buffers:
+            anchor = await self._mean_of_buffers(state, buffer_copies(state, fragment))
+            await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, None))
+            return
         copies = Copies(
             fragment=job.fragment,
             start=state.start.parameters,
@@ -226,6 +249,20 @@ class Engine:
         await self.apply(
             state.id, Averaged(job.number, job.fragment, digests, anchor, momentum, rejected=made.rejected)
         )
+
+    async def _mean_of_buffers(self, state: RunState, copies: Sequence[tuple[str, int]]) -> str:
+        """If no copy can be read, the buffers stay what they are."""
+        blobs = self._blobs.stored
+        if len({digest for digest, _ in copies}) == 1:
+            return copies[0][0]
+        sizes = {digest: await blobs.size(digest) for digest, _ in copies}
+        draft = await in_thread(mean_buffers, blobs, copies, sizes)
+        if draft is None:
+            assert state.start is not None
+            assert state.start.buffers is not None
+            return state.buffers or state.start.buffers
+        with draft:
+            return await self._blobs.keep(draft, state.id)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,6 +287,10 @@ def _log_members(before: RunState, after: RunState) -> None:
 def _described(job: Job) -> str:
     if isinstance(job, AggregateRound):
         return f"aggregating step {job.step} of region {job.region}"
+    if isinstance(job, MakeStart):
+        return "making the initial parameters"
+    if isinstance(job, WriteManifest):
+        return f"writing the manifest of snapshot {job.number}"
     return f"averaging fragment {job.fragment} of outer round {job.number}"
 
 

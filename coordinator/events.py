@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from api.schemas import Change, Position
+from api.schemas import Change, Position, SnapshotUpload
 from coordinator.records import Layout, Sent, Start
 
 # --- what people ask for ----------------------------------------------------------------------------------------------
@@ -44,6 +44,11 @@ class SiteAdded:
 class SiteRemoved:
     site: str
     because: str
+
+
+@dataclass(frozen=True)
+class SnapshotRequested:
+    pass
 
 
 # --- what agents do ---------------------------------------------------------------------------------------------------
@@ -192,6 +197,17 @@ class FinalReported:
     seq: int
     digest: str
     stored: bool
+    buffers: str | None = None
+
+
+@dataclass(frozen=True)
+class SnapshotTaken:
+    """The ranks of one attempt have stored the contents of the snapshot that they were asked for."""
+
+    site: str
+    attempt: int
+    number: int
+    upload: SnapshotUpload
 
 
 # --- what the coordinator itself does ---------------------------------------------------------------------------------
@@ -228,6 +244,29 @@ class Averaged:
     anchor: str
     momentum: str | None
     rejected: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class SnapshotAsked:
+    """The ranks of this attempt are about to be asked for the contents of the snapshot that is wanted."""
+
+    site: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class StartMade:
+    """Entry 0 was made of what the run begins with."""
+
+    start: Start
+
+
+@dataclass(frozen=True)
+class SnapshotRegistered:
+    """The manifest is stored."""
+
+    number: int
+    manifest: str
 
 
 @dataclass(frozen=True)
@@ -274,6 +313,7 @@ Event = (
     | PauseRequested
     | ResumeRequested
     | ChangeRequested
+    | SnapshotRequested
     | SiteAdded
     | SiteRemoved
     | SeatTaken
@@ -288,6 +328,10 @@ Event = (
     | Arrived
     | Announced
     | FinalReported
+    | SnapshotTaken
+    | SnapshotAsked
+    | SnapshotRegistered
+    | StartMade
     | Aggregated
     | Averaged
     | WorkFailed

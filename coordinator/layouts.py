@@ -38,9 +38,11 @@ class Layouts:
         if state.layout is None:
             raise ConflictError("no_layout", f"no site has presented the layout of run {state.id} yet")
         if state.layout.digest not in self._by_digest:
-            text = await asyncio.to_thread(self._blobs.stored.read, state.layout.blob)
-            self._keep(ParameterLayout.from_json(json.loads(text)))
+            self._keep(await self.read(state.layout.blob))
         return self._by_digest[state.layout.digest]
+
+    async def read(self, blob: str) -> ParameterLayout:
+        return ParameterLayout.from_json(json.loads(await asyncio.to_thread(self._blobs.stored.read, blob)))
 
     def _keep(self, layout: ParameterLayout) -> None:
         if len(self._by_digest) >= _KEPT:

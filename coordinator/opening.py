@@ -71,12 +71,13 @@ def _outer_opened(state: RunState, live: set[str]) -> RunState:
     number = state.outer_rounds + 1
     for name in state.regions.keys() - live:
         state = with_region(state, name, round=None)
+    buffers = [FragmentRound(buffers=True)] if state.start is not None and state.start.buffers is not None else []
     outer = OuterRound(
         number=number,
         step=_step_of(state, number, live),
         weights={name: _tokens(state, name) for name in sorted(live)},
         participants=frozenset(state.live()),
-        fragments=tuple(FragmentRound() for _ in range(spec.fragments)),
+        fragments=(*(FragmentRound() for _ in range(spec.fragments)), *buffers),
     )
     return with_(state, outer=outer)
 

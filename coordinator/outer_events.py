@@ -1,6 +1,7 @@
 """Transitions of an outer round: announced copies, alarms, and the anchors that end it. Pure."""
 
 from datetime import datetime
+from math import lcm
 from typing import TypeVar
 
 from api import schemas
@@ -11,9 +12,10 @@ from coordinator.events import Announced, Arrived, Averaged
 from coordinator.in_force import in_force_at
 from coordinator.quorum import agreed_copies, all_announced, remaining
 from coordinator.records import Arrival, FragmentRound, RunState
+from coordinator.snapshots import behind_outer_round
 from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member
 
-__all__ = ["announced", "arrived", "averaged", "region_copies", "with_alarms"]
+__all__ = ["announced", "arrived", "averaged", "buffer_copies", "region_copies", "with_alarms"]
 
 T = TypeVar("T")
 
@@ -73,11 +75,24 @@ def _with_fragment(state: RunState, index: int, fragment: FragmentRound) -> RunS
 def region_copies(state: RunState, fragment: FragmentRound) -> dict[str, tuple[str, ...]]:
     """The digests of which each region's copy is made: one, if most of its participants hold that.
 
-    Regions without participants have none.
+    Regions without participants have none. Buffers are not the same at all sites: there every copy counts.
     """
     assert state.outer is not None
     sites = {name: remaining(state, name) for name in state.outer.weights}
+    if fragment.buffers:
+        return {name: tuple(fragment.copies[site] for site in there) for name, there in sites.items() if there}
     return {name: agreed_copies(fragment.copies, there) for name, there in sites.items() if there}
+
+
+def buffer_copies(state: RunState, fragment: FragmentRound) -> list[tuple[str, int]]:
+    """Copies of the buffers and their weights, in order of sites: those of a region have equal parts of its weight."""
+    assert state.outer is not None
+    sites = {name: remaining(state, name) for name in state.outer.weights}
+    shares = lcm(*(len(there) for there in sites.values() if there))
+    weights = {
+        site: state.outer.weights[name] * (shares // len(there)) for name, there in sites.items() for site in there
+    }
+    return [(fragment.copies[site], weight) for site, weight in sorted(weights.items())]
 
 
 def with_alarms(state: RunState) -> RunState:
@@ -86,7 +101,7 @@ def with_alarms(state: RunState) -> RunState:
         return state
     alarms = list(state.alarms)
     for index, fragment in enumerate(state.outer.fragments):
-        if fragment.anchor is not None or not all_announced(fragment, state):
+        if fragment.buffers or fragment.anchor is not None or not all_announced(fragment, state):
             continue
         for region, copies in region_copies(state, fragment).items():
             alarm = f"step {state.outer.step}: fragment {index} of {_astray(state, fragment, region, copies)}"
@@ -119,11 +134,12 @@ def averaged(event: Averaged, state: RunState, now: datetime) -> Transition:
     done = fragment.model_copy(
         update={"anchor": event.anchor, "distinct": len({copy for copies in good.values() for copy in copies})}
     )
-    state = with_(
-        _with_fragment(state, event.fragment, done),
-        anchors=_replaced(state.anchors, event.fragment, event.anchor),
-        momenta=_replaced(state.momenta, event.fragment, event.momentum),
-    )
+    state = _with_fragment(state, event.fragment, done)
+    if fragment.buffers:
+        state = with_(state, buffers=event.anchor)
+    else:
+        anchors = _replaced(state.anchors, event.fragment, event.anchor)
+        state = with_(state, anchors=anchors, momenta=_replaced(state.momenta, event.fragment, event.momentum))
     after = Transition(state)
     for region in state.regions.values():
         there = region if region.step == outer.step else region.model_copy(update={"step": outer.step, "round": None})
@@ -153,13 +169,13 @@ def _outer_finished(state: RunState) -> Transition:
     assert outer is not None
     if any(fragment.anchor is None for fragment in outer.fragments):
         return Transition(state)
-    anchors = [fragment.anchor for fragment in outer.fragments if fragment.anchor is not None]
+    anchors = [anchor for anchor in state.anchors if anchor is not None]
     summary = schemas.OuterRound(
         number=outer.number,
         step=outer.step,
         fragments=list(anchors),
         weights=outer.weights,
-        distinct=sum(fragment.distinct for fragment in outer.fragments),
+        distinct=sum(fragment.distinct for fragment in outer.fragments if not fragment.buffers),
     )
     regions = {}
     for name, region in state.regions.items():
@@ -170,7 +186,8 @@ def _outer_finished(state: RunState) -> Transition:
             outer_round=outer.number,
             in_force=in_force_at(state, outer.step),
             anchors=anchors,
+            buffers=state.buffers,
         )
         regions[name] = region.model_copy(update={"tokens": 0, "resume": resume})
     state = with_(state, outer=None, outer_rounds=outer.number, outer_step=outer.step, regions=regions)
-    return Transition(state, outer_round=summary)
+    return Transition(behind_outer_round(state, outer.step), outer_round=summary)

@@ -47,6 +47,7 @@ from coordinator.recent import Recent
 from coordinator.records import RunState, Start
 from coordinator.settings import Settings
 from coordinator.sites import Sites
+from coordinator.snapshot_service import Snapshots
 from coordinator.state import due_at, transition
 from coordinator.store import Store, unavailable
 from coordinator.tokens import hashed
@@ -75,6 +76,7 @@ class CoordinatorService:
         contributions = Contributions(store, self._layouts, self._engine, pressure, recent)
         self._exchanges = Exchanges(store, kept, contributions, self._logs, self._engine, recent)
         self._guards = Guards(store, self._engine)
+        self.snapshots = Snapshots(store, kept, self._layouts, self._logs, self._engine)
         self._packer = Packer(store, kept, settings)
         self._uploads = Uploads(kept)
         self._ticked = self._outage_s = 0.0
@@ -169,8 +171,8 @@ class CoordinatorService:
                 )
             with suppress(NotFoundError):
                 return await self.run(run)
-        now = await self._store.now()
-        state = RunState(id=run, spec=spec, created_at=now, since=now)
+        now, origin = await self._store.now(), await self.snapshots.origin(spec.begin, run)
+        state = RunState(id=run, spec=spec, created_at=now, since=now, origin=origin)
         if not await self._store.create_run(state, idempotency_key):
             raise GoneError("run_deleted", f"this Idempotency-Key made run {run}, which was deleted: use a new one")
         return await self.run(run)
@@ -235,12 +237,14 @@ class CoordinatorService:
         layout = await asyncio.to_thread(checked_layout, request.layout, state.spec)
         if state.layout is not None:
             require_same_layout(layout, await self._layouts.of(state), site)
+        if state.origin is not None:
+            await self.snapshots.require_same_model(layout, state)
         event = LayoutPresented(site, request.attempt, await self._layouts.save(layout, run))
         state = await self._engine.apply(run, event)
         first = min(state.first_site or site, site)
         return schemas.JoinReply(
             layout=layout.digest,
-            upload_start=site == state.first_site and state.start is None,
+            upload_start=site == state.first_site and state.start is None and state.origin is None,
             evaluate=site == first,
             listed=state.members[site].listed,
             resume=state.entrance(state.members[site].region),
@@ -271,7 +275,9 @@ class CoordinatorService:
 
     async def report_final(self, run: str, site: str, attempt: int, report: schemas.FinalReport) -> schemas.FinalReply:
         stored = await self._blobs.stays(report.digest, run)
-        event = FinalReported(site, attempt, report.seq, report.digest, stored=stored)
+        if report.buffers is not None:
+            await self._blobs.require(report.buffers, run)
+        event = FinalReported(site, attempt, report.seq, report.digest, stored, report.buffers)
         state = await self._engine.apply(run, event)
         wanted = state.spec.outer is None and not state.final_stored and site == state.model_site
         return schemas.FinalReply(upload=wanted and not state.status.terminal)
@@ -289,7 +295,9 @@ class CoordinatorService:
         digest = next(member.final for member in state.members.values() if member.final is not None)
         blobs = [anchor for anchor in state.anchors if anchor is not None] if state.spec.outer else [digest]
         layout = await self._layouts.of(state)
-        return schemas.Model(run=run, step=state.step, digest=digest, layout=layout.to_json(), blobs=blobs)
+        return schemas.Model(
+            run=run, step=state.step, digest=digest, layout=layout.to_json(), blobs=blobs, buffers=state.buffers
+        )
 
     async def outer_rounds(self, run: str) -> list[schemas.OuterRound]:
         await self._store.load(run)
@@ -303,7 +311,7 @@ class CoordinatorService:
         async with self._late_ones_noted(run, site, attempt, step), self._guards.storage(run):
             await self._sites.heard(site)
             answer = await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
-        return await self._with_evaluator(answer, run, site)
+        return await self._with_wishes(answer, run, step, site)
 
     async def abstain(
         self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
@@ -311,7 +319,7 @@ class CoordinatorService:
         await self._sites.heard(site)
         async with self._late_ones_noted(run, site, attempt, step):
             answer = await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
-        return await self._with_evaluator(answer, run, site)
+        return await self._with_wishes(answer, run, step, site)
 
     @asynccontextmanager
     async def _late_ones_noted(self, run: str, site: str, attempt: int, step: int) -> AsyncIterator[None]:
@@ -325,12 +333,15 @@ class CoordinatorService:
 
     async def update(self, run: str, region: str, step: int, part: int, wait: float, site: str | None = None) -> Answer:
         answer = await self._exchanges.update(run, region, step, part, wait)
-        return answer if site is None else await self._with_evaluator(answer, run, site)
+        return answer if site is None else await self._with_wishes(answer, run, step, site)
 
-    async def _with_evaluator(self, answer: Answer, run: str, site: str) -> Answer:
-        """Sites learn with every answer which of them evaluates: the lowest-named live one (C10)."""
-        found = self._store.seen(run) or await self._store.load(run)
-        return replace(answer, evaluate=found.state.first_site == site)
+    async def _with_wishes(self, answer: Answer, run: str, step: int, site: str) -> Answer:
+        """Sites learn with every answer which of them evaluates: the lowest-named live one (C10); and with that to
+        their contribution, which of them is asked for a snapshot.
+        """
+        state = (self._store.seen(run) or await self._store.load(run)).state
+        number = None if answer.message is None else await self.snapshots.ask(state, step, site)
+        return replace(answer, evaluate=state.first_site == site, snapshot=number)
 
     async def log(self, run: str, region: str, start: int, stop: int | None, wait: float) -> schemas.LogPage:
         return await self._exchanges.log(run, region, start, stop, wait)

@@ -44,7 +44,7 @@ class OuterRounds:
     def due(self) -> bool:
         """Whether an outer round follows the last step, and has not been held for all fragments."""
         outer, replica = self._spec.outer, self._replica
-        if outer is None or replica.step == 0 or len(replica.anchored) == outer.fragments:
+        if outer is None or replica.step == 0 or len(replica.anchored) == replica.fragment_count:
             return False
         return bool(replica.anchored) or outer_due(replica.step, replica.every, self._spec.steps)
 
@@ -55,9 +55,10 @@ class OuterRounds:
         """
         outer, replica = self._spec.outer, self._replica
         assert outer is not None
-        missing = [fragment for fragment in range(outer.fragments) if fragment not in replica.anchored]
+        missing = [fragment for fragment in range(replica.fragment_count) if fragment not in replica.anchored]
         digests = {fragment: replica.fragment_digest(fragment) for fragment in missing}
-        tokens = self._compare(list(digests.values()), tokens)
+        shared = [digest for fragment, digest in digests.items() if not replica.is_buffers(fragment)]
+        tokens = self._compare(shared, tokens)
         started = time.monotonic()
         number = replica.outer_round + (not replica.anchored)
         outcome = self._agree(number, digests, tokens) if self._client is not None else None

@@ -171,7 +171,11 @@ class _Rebuild:
         Where the log has no steps there is nothing to compare.
         """
         listed = {line["region"]: line["digest"] for line in header["participants"]}
-        if self._region in listed and self._run.spec.exchange != "none":
+        if (
+            self._region in listed
+            and self._run.spec.exchange != "none"
+            and not self._replica.is_buffers(header["fragment"])
+        ):
             self._copies += 1
             if self._replica.fragment_digest(header["fragment"]) != listed[self._region]:
                 self._differing.append(header["seq"])

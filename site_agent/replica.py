@@ -1,5 +1,6 @@
 """A site's replica of the parameters: `parameters(s) = apply(entry s, parameters(s-1))`, along the hash chain."""
 
+import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -74,6 +75,7 @@ class Replica:
         self._resets = resets
         self._model = model
         self._fragments = fragments
+        self._has_buffers = False
         self._site = site
         self._fetch = fetch
         self._fetch_part = fetch_part
@@ -90,11 +92,26 @@ class Replica:
         self.step += 1
         self._holder.steps = self.step
 
+    @property
+    def fragment_count(self) -> int:
+        """Those of the parameters, and the buffers of a model that has some."""
+        return len(self._fragments) + self._has_buffers
+
+    def is_buffers(self, fragment: int) -> bool:
+        return fragment == len(self._fragments)
+
+    def save_buffers(self) -> bytes | None:
+        return None if self._model is None else save_buffers(self._model)
+
     def read_fragment(self, fragment: int) -> bytes:
+        if self.is_buffers(fragment):
+            return self.save_buffers() or b""
         return self._holder.read_parameters(self._fragments[fragment]).astype("<f4", copy=False).tobytes()
 
     def fragment_digest(self, fragment: int) -> str:
         """SHA-256 of what `read_fragment` gives."""
+        if self.is_buffers(fragment):
+            return hashlib.sha256(self.read_fragment(fragment)).hexdigest()
         return self._holder.parameters_digest(self._fragments[fragment])
 
     def parts(self, k: int, codec: Codec) -> tuple[range, ...]:
@@ -156,9 +173,15 @@ class Replica:
         self.load_buffers(header)
 
     def resume(self, resume: Resume) -> None:
-        """Enters the log behind an outer round: its anchors are all parameters. Buffers stay what they are."""
-        for tensors, digest in zip(self._fragments, resume.anchors, strict=True):
+        """Enters the log behind an outer round, or at a snapshot: the anchors are all parameters.
+
+        Buffers stay what they are, if none are named.
+        """
+        ranges = self._fragments or (range(len(self._holder.layout.tensors)),)
+        for tensors, digest in zip(ranges, resume.anchors, strict=True):
             self._holder.write_parameters(tensors, _floats(self._fetch(digest)))
+        if self._model is not None and resume.buffers is not None:
+            load_buffers(self._model, self._fetch(resume.buffers))
         self.position = resume.position
         self._holder.steps = self.step = resume.step
         self.outer_round = resume.outer_round
@@ -166,6 +189,7 @@ class Replica:
 
     def load_buffers(self, start: Header) -> None:
         """Those of entry 0."""
+        self._has_buffers = start["buffers"] is not None
         if self._model is not None and start["buffers"] is not None:
             load_buffers(self._model, self._fetch(start["buffers"]))
 
@@ -177,9 +201,12 @@ class Replica:
         self.anchored.add(header["fragment"])
         self.outer_round = header["outer_round"]
         self._holder.steps = header["step"]
-        if held != header["digest"]:
+        if self.is_buffers(header["fragment"]):  # fetched in any case: each rank holds others
+            if self._model is not None:
+                load_buffers(self._model, self._fetch(header["digest"]))
+        elif held != header["digest"]:
             self._holder.write_parameters(self._fragments[header["fragment"]], _floats(self._fetch(header["digest"])))
-        if self._resets and len(self.anchored) == len(self._fragments):
+        if self._resets and len(self.anchored) == self.fragment_count:
             self._holder.reset_momentum()
 
     def apply_change(self, header: Header) -> None:
@@ -189,7 +216,7 @@ class Replica:
 
     def _go_on_with(self, settings: InForce) -> None:
         """Whatever outer round was due after the last step is over; the learning rate is in every entry."""
-        self.anchored = set(range(len(self._fragments)))
+        self.anchored = set(range(self.fragment_count))
         if isinstance(self._holder, DeMo):
             self._holder.settings = replace(self._holder.settings, k=settings.k)
         self.every = settings.every
@@ -215,11 +242,13 @@ def _floats(data: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    return {canonical_name(name): buffer for name, buffer in model.named_buffers()}
+    """Those that a checkpoint of the model has, too; others are made of nothing but its code."""
+    kept = model.state_dict(keep_vars=True).keys()
+    return {canonical_name(name): buffer for name, buffer in model.named_buffers() if name in kept}
 
 
 def save_buffers(model: nn.Module) -> bytes | None:
-    """All buffers as safetensors, in their own dtypes; None if there is none."""
+    """All persistent buffers as safetensors, in their own dtypes; None if there is none."""
     buffers = {name: buffer.detach().cpu().contiguous().clone() for name, buffer in _buffers(model).items()}
     return save(buffers) if buffers else None
 

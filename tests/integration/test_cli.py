@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from api.schemas import OuterSpec, SnapshotsSpec
+from tests.conftest import wait_until
 from tests.contract.by_hand import RunByHand
 
 BIN = Path(sys.executable).parent / "isthmus"
@@ -75,6 +77,10 @@ def test_tokens(isthmus):
         (("run", "add-site", "nope", "ant"), {}, "there is no run 'nope'"),
         (("run", "remove-site", "nope", "ant"), {}, "there is no run 'nope'"),
         (("run", "export", "nope", "--out", "x"), {}, "there is no run 'nope'"),
+        (("run", "export", "nope", "--snapshot", "1", "--out", "x"), {}, "there is no run 'nope'"),
+        (("run", "snapshot", "nope"), {}, "there is no run 'nope'"),
+        (("run", "snapshots", "nope"), {}, "there is no run 'nope'"),
+        (("run", "start", "nope", "--from", "nope/1"), {}, "--from is for new runs: give a JSON file"),
     ],
 )
 def test_errors_name_the_thing_and_the_remedy(isthmus, words, variables, message):
@@ -108,6 +114,38 @@ def test_a_new_run_that_cannot_start_leaves_nothing_behind(isthmus, tmp_path):
     assert done.returncode == 1
     assert "site nowhere is not registered" in done.stderr
     assert json.loads(isthmus("run", "list", "--json").stdout) == before
+
+
+@pytest.mark.parametrize(
+    ("begin", "message"),
+    [
+        ("gone.safetensors", "--from gone.safetensors: there is no such file, and it is no snapshot, which is RUN/NUM"),
+        ("nope/1", "there is no run 'nope'"),
+        ("run.json", "not a safetensors file"),
+    ],
+)
+def test_what_a_new_run_cannot_begin_with(isthmus, tmp_path, begin, message):
+    done = isthmus("run", "start", write_spec(tmp_path), "--from", begin)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_snapshots_are_made_listed_and_exported(isthmus, coordinator, tmp_path):
+    run = RunByHand(coordinator, ("west",), outer=OuterSpec(every=1), snapshots=SnapshotsSpec(every=1))
+    (site,) = run.sites
+    site.contribute(1, wait=20)
+    site.announce(1, 0, run.parameters.tobytes())
+    wait_until(lambda: run.admin.snapshots(run.id).items, "the snapshot")
+    assert f"{run.id}/1" in isthmus("run", "snapshots", run.id).stdout
+    assert isthmus("run", "export", run.id, "--snapshot", "1", "--out", "model.safetensors").returncode == 0
+    assert "its snapshots: 1" in isthmus("run", "export", run.id, "--snapshot", "7", "--out", "x").stderr
+    started = isthmus("run", "start", write_spec(tmp_path, sites=["nowhere"]), "--from", "model.safetensors")
+    assert "site nowhere is not registered" in started.stderr
+    run.admin.stop_run(run.id)
+    site.beat(site.failed())
+    ended = isthmus("run", "snapshot", run.id)
+    assert "stopped" in ended.stderr
 
 
 def test_create_show_stop_and_delete(isthmus, tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import nn
 
 from algorithms import DeMo
@@ -35,12 +35,12 @@ class Model(nn.Module):
 class Scene:
     """A replica, the blobs it may fetch, and the log that it follows."""
 
-    def __init__(self, features: int = 4, part_bytes: int = PART_BYTES) -> None:
+    def __init__(self, features: int = 4, part_bytes: int = PART_BYTES, outer: bool = True) -> None:
         torch.manual_seed(0)
         self.model = Model(features)
         self.optimizer = DeMo(list(self.model.named_parameters()), lr=0.5, exchange=lambda *_: pytest.fail("no step"))
         self.blobs: dict[str, bytes] = {}
-        fragments = self.optimizer.layout.fragments(2)
+        fragments = self.optimizer.layout.fragments(2) if outer else ()
         self.messages: dict[tuple[int, int], bytes] = {}
         fetches = self.blobs.__getitem__, lambda seq, part: self.messages[seq, part]
         self.replica = Replica(self.optimizer, self.model, fragments, "a", *fetches, part_bytes)
@@ -190,6 +190,38 @@ def test_a_change_holds_from_the_next_step_on(scene: Scene):
     assert scene.optimizer.parameters_digest() == before
     scene.step(scene.arrays(), k=5)
     assert (scene.replica.step, scene.replica.position.seq, scene.replica.anchored) == (2, 3, set())
+
+
+def test_a_snapshot_of_a_run_without_outer_steps_is_entered_with_its_buffers():
+    scene = Scene(outer=False)
+    buffers = {name: torch.full_like(buffer, 3) for name, buffer in scene.model.named_buffers()}
+    parameters = scene.blob(np.full(scene.elements, 5.0, "<f4").tobytes())
+    place = Position(seq=4, hash="b" * 64)
+    scene.replica.resume(
+        Resume(
+            position=place,
+            step=4,
+            outer_round=0,
+            in_force=InForce(lr=0.1, k=4, every=None),
+            anchors=[parameters],
+            buffers=scene.blob(save(buffers)),
+        )
+    )
+    assert set(scene.optimizer.read_parameters(range(len(scene.optimizer.layout.tensors))).tolist()) == {5.0}
+    assert scene.model.norm.running_var.tolist() == [3.0] * 3
+    assert (scene.replica.position, scene.replica.step, scene.optimizer.steps) == (place, 4, 4)
+
+
+def test_buffers_are_one_more_fragment(scene: Scene):
+    held = scene.replica.read_fragment(2)
+    assert load(held).keys() == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    assert scene.replica.fragment_digest(2) == hashlib.sha256(held).hexdigest()
+    scene.start(buffers=scene.blob(held))
+    assert scene.replica.fragment_count == 3
+    other = save({name: torch.full_like(buffer, 2) for name, buffer in load(held).items()})
+    scene.replica.apply_anchor(scene.header("anchor", fragment=2, digest=scene.blob(other)))
+    assert scene.model.norm.running_mean.tolist() == [2.0] * 3
+    assert scene.replica.anchored == {2}
 
 
 def test_which_fragments_have_the_anchors_of_the_outer_round_after_the_last_step(scene: Scene):

@@ -1,0 +1,79 @@
+"""Real agents, ranks and coordinators: a run goes on after everything was stopped, with other sites, from snapshots."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from api.export import export_model
+from api.schemas import Manifest, Snapshot
+from tests.conftest import LiveCoordinator, wait_until
+from tests.integration.test_agents import Agents
+from tests.integration.test_kept_momentum import listed
+
+OPTIONS = ("--lease-s", "5", "--tick-s", "0.2", "--log-recent", "3", "--log-keep", "1")
+HERDS = (("ibex", "kudu", "oryx"), ("ibex", "oryx"), ("ibex", "kudu", "oryx", "zebu"))
+
+
+def stop_everything(agents: Agents) -> None:
+    for service in (*agents.services.values(), agents.coordinator.service):
+        service.interrupt()
+    for service in (*agents.services.values(), agents.coordinator.service):
+        service.join()
+
+
+def snapshot_after(agents: Agents, run: str, step: int) -> Snapshot:
+    def made() -> Snapshot | None:
+        for service in agents.services.values():
+            service.check()
+        return next((one for one in agents.client.snapshots(run).items if one.step > step), None)
+
+    return wait_until(made, f"a snapshot after step {step}")
+
+
+def seen(folder: Path, site: str) -> list[str]:
+    """Digests of the parameters that the site's ranks had after a step, but for the step that is being written."""
+    return (folder / f"digests-{site}-0").read_text().split("\n")[:-1]
+
+
+def grazes(agents: Agents, run: str, herd: tuple[str, ...]) -> None:
+    """Until every site of the herd, of which zebu is new, has contributed to a step from now on."""
+    if "zebu" in herd:
+        wait_until(lambda: any(site.name == "zebu" for site in agents.client.sites()), "zebu")
+        agents.client.add_site(run, "zebu")
+    head = agents.client.run(run).regions[0].head
+    entry = head.seq if head else 0
+    for site in herd:
+        wait_until(lambda: listed(agents, run, entry, site), f"a step with {site}")  # noqa: B023  # called at once
+
+
+@pytest.mark.slow
+def test_a_run_resumes_after_everything_was_stopped(
+    new_coordinator: Callable[..., LiveCoordinator], tmp_path: Path
+) -> None:
+    """With 3, then 2, then 4 sites; those that come back enter the log at a snapshot, what was before is trimmed."""
+    run, step = "", 0
+    for herd in HERDS:
+        agents = Agents(new_coordinator(*OPTIONS), tmp_path)
+        for site in herd:
+            agents.start(site, "farm")
+        if not run:
+            spec = {"steps": 10**6, "snapshots": {"every": 4, "keep": 2}}
+            run = agents.run("linear", list(herd), tmp_path, {"size": [40, 30]}, **spec).id
+        grazes(agents, run, herd)
+        snapshot = snapshot_after(agents, run, step)
+        step = agents.client.run(run).step
+        if herd is not HERDS[-1]:
+            stop_everything(agents)
+    agents.client.pause_run(run)
+    manifest = Manifest.model_validate_json(agents.client.get_blob(snapshot.manifest))
+    assert manifest.step == snapshot.step
+    assert sum(manifest.parameters[0] in seen(tmp_path, site) for site in HERDS[-1]) >= 2, "equal at several sites"
+    assert export_model(agents.client, run, tmp_path / "model", snapshot.number) == manifest.parameters[0]
+    assert {name: tuple(tensor.shape) for name, tensor in load_file(tmp_path / "model").items()} == {
+        "weight": (30, 40),
+        "bias": (30,),
+    }
+    agents.client.stop_run(run)
+    agents.close()
