@@ -164,6 +164,11 @@ class RunSpec(Message):
     )
     steps: int = Field(ge=1, le=10**9, description="inner steps")
     sites: list[Name] | None = Field(default=None, min_length=1, description="default: all that are online at start")
+    regions: dict[Name, Annotated[list[Name], Field(min_length=1)]] | None = Field(
+        default=None,
+        min_length=1,
+        description="sites by region, instead of `sites` and of the regions that they registered with",
+    )
     optimizer: OptimizerSpec = OptimizerSpec()
     outer: OuterSpec | None = None
     rounds: RoundsSpec = RoundsSpec()
@@ -195,9 +200,21 @@ class RunSpec(Message):
                 f"optimizer.lr * optimizer.weight_decay = {self.optimizer.lr * self.optimizer.weight_decay:g} must be "
                 "below 1: parameters would change their sign"
             )
-        if self.sites and len(set(self.sites)) < len(self.sites):
-            raise ValueError(f"sites names a site twice: {', '.join(sorted(self.sites))}")
+        self._require_fitting_sites()
         return self
+
+    def _require_fitting_sites(self) -> None:
+        if self.sites and self.regions:
+            raise ValueError("give `regions`, which names the sites, or `sites`, not both")
+        names = self.named_sites or []
+        if len(set(names)) < len(names):
+            what = "regions" if self.regions else "sites"
+            raise ValueError(f"{what} names a site twice: {', '.join(sorted(names))}")
+
+    @property
+    def named_sites(self) -> list[str] | None:
+        """Whom the spec asks for; None: all that are online."""
+        return [site for sites in self.regions.values() for site in sites] if self.regions else self.sites
 
 
 # --- sites ------------------------------------------------------------------------------------------------------------

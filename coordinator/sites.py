@@ -182,12 +182,13 @@ class Sites:
         """
         there = {site.name: site for site in await self.all()}
         online = [site for site in there.values() if site.status is SiteStatus.ONLINE]
-        names = spec.sites or [site.name for site in online if spec.task in site.tasks]
+        names = spec.named_sites or [site.name for site in online if spec.task in site.tasks]
         faults = [fault for name in names if (fault := _fault(name, there.get(name), spec))]
         if not names:
             others = f"; online are {', '.join(site.name for site in online)}" if online else ""
             faults.append(f"no site that allows task {spec.task!r} is online{others}: start one with `isthmus agent`")
-        regions = Counter(there[name].region for name in names if name in there)
+        placed = {name: site.region for name, site in there.items()} | _placed(spec)
+        regions = Counter(placed[name] for name in names if name in there)
         if len(regions) > 1 and spec.outer is None:
             faults.append(
                 f"the sites are in regions {', '.join(sorted(regions))}, which would never meet: add `outer` to the "
@@ -201,7 +202,7 @@ class Sites:
         ]
         if faults:
             raise ConflictError("sites_not_ready", "the run cannot start: " + "; ".join(faults), errors=faults)
-        return {name: there[name].region for name in names}
+        return {name: placed[name] for name in names}
 
     async def region_of(self, name: str, spec: schemas.RunSpec) -> str:
         """The region of a site that is to be added to a run.
@@ -213,7 +214,12 @@ class Sites:
         fault = _fault(name, site, spec)
         if site is None or fault:
             raise ConflictError("sites_not_ready", f"site {name} cannot be added: {fault}")
-        return site.region
+        return _placed(spec).get(name, site.region)
+
+
+def _placed(spec: schemas.RunSpec) -> dict[str, str]:
+    """Region by site, as far as the spec says."""
+    return {site: region for region, sites in (spec.regions or {}).items() for site in sites}
 
 
 def _fault(name: str, site: schemas.Site | None, spec: schemas.RunSpec) -> str:

@@ -16,13 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from algorithms import DeMo
 from algorithms.schedule import outer_due
-from algorithms.traffic import ddp_bytes
+from algorithms.traffic import ddp_bytes, parameters_bytes
 from api.client import CoordinatorClient
 from api.errors import GoneError, IsthmusError, ProblemError
 from api.schemas import FinalReport, JoinReply, JoinRequest, RunSpec, StartUpload
 from api.tls import trusted
 from site_agent.catch_up import CatchUp
-from site_agent.counting import CountingTransport
+from site_agent.counting import CountingTransport, counted_as_outer
 from site_agent.exchange import WAIT_S, Exchange
 from site_agent.local_ranks import LocalRanks
 from site_agent.metrics import Metrics
@@ -133,7 +133,10 @@ class Site:
         self._replica = Replica(optimizer, model, fragments, self.name, *fetches, self.spec.part_bytes)
         self._exchange.attach(self._replica)
         self._outer = OuterRounds(self.spec, self._session, self._local, self._client, self._replica)
-        self._metrics.describe(ddp_bytes_per_step=float(ddp_bytes(optimizer.layout)))
+        self._metrics.describe(
+            ddp_bytes_per_step=float(ddp_bytes(optimizer.layout)),
+            parameter_bytes=float(parameters_bytes(optimizer.layout)),
+        )
         self._catch_up = CatchUp(self._session, self._local, self._client, optimizer, self._replica, self._stop)
         self._begin(model, optimizer)
         optimizer.register_step_pre_hook(self._before_step)
@@ -270,7 +273,7 @@ class Site:
     def _go_on(self, running: bool) -> None:
         """Holds the outer round that is due before the next step, and catches up with one held without this site."""
         while running and self._outer.due:
-            with self._stop.let():
+            with self._stop.let(), counted_as_outer():
                 running = self._outer.hold()
             if running and self._outer.left_out:
                 running = self._catch_up.to_head()
