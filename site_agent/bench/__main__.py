@@ -46,6 +46,21 @@ def rounds(as_json: AsJson = False, quick: Quick = False) -> None:
         report.print_report(figures, Console())
 
 
+@app.command()
+def outer(
+    as_json: AsJson = False,
+    mib: Annotated[int, typer.Option(help="of parameters at each of three sites", min=1)] = 1024,
+) -> None:
+    """Outer rounds of large parameters through a real coordinator, beside every site sending everything."""
+    from site_agent.bench.outer import measure, report  # they need a coordinator's Redis client
+
+    figures = measure.measure(mib, lambda text: progress.print(text, style="dim", highlight=False))
+    if as_json:
+        sys.stdout.write(json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    else:
+        report.print_report(figures, Console())
+
+
 app.command()(quality)
 
 
