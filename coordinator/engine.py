@@ -16,7 +16,7 @@ import structlog
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError
 from coordinator.aggregation import LostContributionError, aggregate_round
-from coordinator.blobs import BlobDirectory
+from coordinator.blobs import Blobs, in_thread
 from coordinator.commits import Change, Commits, Messages, Payloads
 from coordinator.events import Averaged, Event, WorkFailed
 from coordinator.layouts import Layouts
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 class Engine:
     """The shell around `coordinator.state`."""
 
-    def __init__(self, store: Store, blobs: BlobDirectory, layouts: Layouts, logs: Logs, recent: Recent) -> None:
+    def __init__(self, store: Store, blobs: Blobs, layouts: Layouts, logs: Logs, recent: Recent) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
@@ -205,7 +205,9 @@ class Engine:
             momentum=state.momenta[job.fragment],
             regions=tuple((digest, state.outer.weights[name]) for name, digest in sorted(digests.items())),
         )
-        anchor, momentum = await asyncio.to_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
+        drafts = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
+        with drafts[0], drafts[1]:
+            anchor, momentum = [await in_thread(draft.commit) for draft in drafts]
         await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum))
 
 

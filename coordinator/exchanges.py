@@ -10,7 +10,7 @@ from api.errors import ConflictError, GoneError, NotFoundError
 from api.payload import contribution_digest
 from api.schemas import RunStatus
 from api.service import Answer
-from coordinator.blobs import BlobDirectory
+from coordinator.blobs import Blobs
 from coordinator.contributions import Complete, Contributions
 from coordinator.engine import Engine
 from coordinator.events import Abstained, Announced, Contributed
@@ -31,7 +31,7 @@ class Exchanges:
     def __init__(
         self,
         store: Store,
-        blobs: BlobDirectory,
+        blobs: Blobs,
         contributions: Contributions,
         logs: Logs,
         engine: Engine,
@@ -187,7 +187,7 @@ class Exchanges:
 
         await self._engine.wait(run, open_or_over, wait)
         digest = announcement.digest
-        event = Announced(site, attempt, number, fragment, digest, stored=self._blobs.has(digest))
+        event = Announced(site, attempt, number, fragment, digest, stored=await self._blobs.has(digest))
         state = await self._engine.apply(run, event)
         outer = state.outer
         if outer is None or outer.number != number or digest in outer.fragments[fragment].stored:

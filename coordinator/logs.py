@@ -7,13 +7,13 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import TypeVar
 
 from api.errors import GoneError, NotFoundError, ProblemError
 from api.payload import encode_message
 from api.schemas import Resume
-from coordinator.blobs import BlobDirectory
+from coordinator.blobs import Blobs, store_bytes
 from coordinator.entries import Header
 from coordinator.log_store import Segment
 from coordinator.segments import SegmentIndex, read_index, read_span
@@ -31,10 +31,11 @@ _INDEXES_KEPT = 8
 """In memory: whoever replays reads one segment after the other."""
 
 T = TypeVar("T")
+ReadBlob = Callable[[int, int | None], bytes]
 
 
 class Logs:
-    def __init__(self, store: Store, blobs: BlobDirectory) -> None:
+    def __init__(self, store: Store, blobs: Blobs) -> None:
         self._store = store
         self._blobs = blobs
         self._messages: OrderedDict[tuple[str, str, int, int], bytes] = OrderedDict()
@@ -43,7 +44,7 @@ class Logs:
     async def keep(self, run: str, message: bytes) -> str:
         """Stores the message of an entry, so that a commit can refer to it by the digest that this returns (A5)."""
         if len(message) > IN_REDIS:
-            return await asyncio.to_thread(self._blobs.put_bytes, message)
+            return await asyncio.to_thread(store_bytes, self._blobs, message)
         digest = hashlib.sha256(message).hexdigest()
         await self._store.put_payload(run, digest, message)
         return digest
@@ -148,8 +149,8 @@ class Logs:
         if part >= len(digests):
             return None
         body = await self._store.payload(run, digests[part])
-        if body is None and self._blobs.has(digests[part]):
-            return await asyncio.to_thread(self._blobs.path(digests[part]).read_bytes)
+        if body is None and await self._blobs.has(digests[part]):
+            return await asyncio.to_thread(self._blobs.read, digests[part])
         return body
 
     async def _from_segment(self, run: str, region: str, seq: int, part: int) -> bytes | None:
@@ -159,9 +160,9 @@ class Logs:
         index, key = await self._index(run, region, segment), (seq, part)
         if key in index.spans:
             span = index.spans[key]
-            return await self._read(run, region, segment, segment.blob, lambda path: read_span(path, span))
+            return await self._read(run, region, segment, segment.blob, lambda read: read_span(read, span))
         if key in index.blobs:
-            return await self._read(run, region, segment, index.blobs[key], lambda path: path.read_bytes())
+            return await self._read(run, region, segment, index.blobs[key], lambda read: read(0, None))
         return None
 
     # --- segments -----------------------------------------------------------------------------------------------------
@@ -173,15 +174,15 @@ class Logs:
                 self._indexes.popitem(last=False)
         return self._indexes[segment.blob]
 
-    async def _read(self, run: str, region: str, segment: Segment, blob: str, read: Callable[[Path], T]) -> T:
+    async def _read(self, run: str, region: str, segment: Segment, blob: str, read: Callable[[ReadBlob], T]) -> T:
         try:
-            return await asyncio.to_thread(read, self._blobs.path(blob))
-        except (OSError, ValueError) as error:
+            return await asyncio.to_thread(read, partial(self._blobs.read, blob))
+        except (NotFoundError, OSError, ValueError) as error:
             if await self._store.log.segment_at(run, region, segment.first) is None:  # trimmed meanwhile
                 resume = (await self._store.load(run)).state.entrance(region)
                 assert resume is not None
                 raise _trimmed(run, region, f"entry {segment.first}", resume) from None
-            because = f"blob {blob} in the coordinator's data directory: {error}; restore it from a backup"
+            because = f"blob {blob} in the coordinator's store: {error}; restore it from a backup"
             raise _damaged(run, region, segment.first, segment.last, because) from error
 
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 import structlog
 
 from api.errors import NotFoundError, ProblemError, StorageFullError
-from coordinator.blobs import BlobDirectory
+from coordinator.blobs import Blobs, store_bytes
 from coordinator.log_store import Segment
 from coordinator.records import Region, RunState
 from coordinator.segments import pack_segment
@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 
 class Packer:
-    def __init__(self, store: Store, blobs: BlobDirectory, settings: Settings) -> None:
+    def __init__(self, store: Store, blobs: Blobs, settings: Settings) -> None:
         self._store = store
         self._blobs = blobs
         self._settings = settings
@@ -118,7 +118,7 @@ class Packer:
         if await self._store.log.packed(run, region) != seqs.start:  # by another process, meanwhile
             return False
         lost = [str(seq) for seq in seqs if seq not in headers]
-        lost += [digest for digest, body in bodies.items() if body is None and not self._blobs.has(digest)]
+        lost += [digest for digest, body in bodies.items() if body is None and not await self._blobs.has(digest)]
         if lost:
             raise ProblemError("log_damaged", f"region {region} has lost {', '.join(lost)}; did Redis lose data?")
         packed = {seq: [bodies[digest] or digest for digest in parts] for seq, parts in messages.items()}
@@ -133,7 +133,7 @@ class Packer:
             large=tuple(digest for digest, body in bodies.items() if body is None),
         )
         await self._store.log.remove_later(segment.blob, await self._store.now() + _UNREGISTERED)
-        await asyncio.to_thread(self._blobs.put_bytes, data)
+        await asyncio.to_thread(store_bytes, self._blobs, data)
         done = await self._store.log.register(run, region, segment, steps, bodies)
         if done:
             log.info("segment", run=run, region=region, first=segment.first, last=segment.last, bytes=len(data))
@@ -154,7 +154,7 @@ class Packer:
     async def collect(self) -> None:
         """Removes blobs to which nothing refers any more."""
         for blob in await self._store.log.to_remove(await self._store.now()):
-            await asyncio.to_thread(self._blobs.remove, blob)
+            await self._blobs.remove(blob)
             await self._store.log.removed(blob)
 
 

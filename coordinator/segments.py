@@ -1,14 +1,13 @@
 """Segments: consecutive entries of a log in one safetensors blob, of which any one can be read without the others.
 
 The headers are in the blob's metadata, each message is an array `SEQ.PART`; messages that are blobs of their own are
-named there by their digests. Knows files, no runs.
+named there by their digests. Knows ranges of bytes, no runs.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -18,6 +17,8 @@ from api.payload import canonical_json
 __all__ = ["SegmentIndex", "pack_segment", "read_index", "read_span"]
 
 Header = dict[str, Any]
+Read = Callable[[int, int], bytes]
+"""Bytes start to stop of a segment; fewer if it ends before."""
 _MAX_INDEX = 100 << 20
 
 
@@ -54,15 +55,9 @@ def pack_segment(
     return safetensors.numpy.save(arrays, metadata={"segment": canonical_json(segment)})
 
 
-def read_index(path: Path) -> SegmentIndex:
-    """Reads the metadata only.
-
-    Raises:
-        ValueError: it is no segment, or damaged.
-        FileNotFoundError: there is no such file.
-    """
-    with path.open("rb") as file:
-        start, listed = _metadata(file)
+def read_index(read: Read) -> SegmentIndex:
+    """Reads the metadata only. Raises ValueError if it is no segment, or damaged."""
+    start, listed = _metadata(read)
     try:
         segment = json.loads(listed.pop("__metadata__")["segment"])
         ends = {_key(name): array["data_offsets"] for name, array in listed.items()}
@@ -76,28 +71,21 @@ def read_index(path: Path) -> SegmentIndex:
         raise ValueError(f"not a segment: {error!r}") from None
 
 
-def _metadata(file: BinaryIO) -> tuple[int, dict[str, Any]]:
+def _metadata(read: Read) -> tuple[int, dict[str, Any]]:
     """Where the arrays begin, and what is said of them."""
-    size = int.from_bytes(file.read(8), "little")
+    size = int.from_bytes(read(0, 8), "little")
     if not 2 <= size <= _MAX_INDEX:
         raise ValueError(f"its header cannot have {size} bytes")
-    listed = json.loads(file.read(size))
+    listed = json.loads(read(8, 8 + size))
     if not isinstance(listed, dict):
         raise ValueError("its header is not an object")
     return 8 + size, listed
 
 
-def read_span(path: Path, span: tuple[int, int]) -> bytes:
-    """A message, from its place in the file.
-
-    Raises:
-        ValueError: the file is shorter.
-        FileNotFoundError: there is no such file.
-    """
+def read_span(read: Read, span: tuple[int, int]) -> bytes:
+    """A message, from its place in the segment. Raises ValueError if the segment is shorter."""
     start, stop = span
-    with path.open("rb") as file:
-        file.seek(start)
-        body = file.read(stop - start)
+    body = read(start, stop)
     if len(body) != stop - start:
         raise ValueError(f"it ends before byte {stop}")
     return body

@@ -16,7 +16,7 @@ from api.payload import digest_json
 from api.schemas import RunStatus
 from api.service import Answer, Principal
 from coordinator.access import Access
-from coordinator.blobs import BlobDirectory
+from coordinator.blobs import Blobs, put
 from coordinator.contributions import Contributions
 from coordinator.engine import Engine
 from coordinator.events import (
@@ -56,7 +56,7 @@ log = structlog.get_logger()
 class CoordinatorService:
     """Implements `api.service.Service`."""
 
-    def __init__(self, store: Store, blobs: BlobDirectory, settings: Settings) -> None:
+    def __init__(self, store: Store, blobs: Blobs, settings: Settings) -> None:
         self.access = Access(store)
         self._store = store
         self._blobs = blobs
@@ -236,7 +236,7 @@ class CoordinatorService:
     async def upload_start(self, run: str, site: str, attempt: int, start: schemas.StartUpload) -> None:
         state = (await self._store.load(run)).state
         layout = await self._layouts.of(state)
-        size = self._blobs.size(start.parameters)
+        size = await self._blobs.size(start.parameters)
         if size != parameters_bytes(layout):
             raise InvalidError(
                 "wrong_size",
@@ -244,12 +244,12 @@ class CoordinatorService:
                 f"{parameters_bytes(layout)}",
             )
         if start.buffers is not None:
-            self._blobs.size(start.buffers)
+            await self._blobs.size(start.buffers)
         entry = Start(parameters=start.parameters, buffers=start.buffers)
         await self._engine.apply(run, StartUploaded(site, attempt, entry))
 
     async def report_final(self, run: str, site: str, attempt: int, report: schemas.FinalReport) -> schemas.FinalReply:
-        event = FinalReported(site, attempt, report.seq, report.digest, stored=self._blobs.has(report.digest))
+        event = FinalReported(site, attempt, report.seq, report.digest, stored=await self._blobs.has(report.digest))
         state = await self._engine.apply(run, event)
         wanted = state.spec.outer is None and not state.final_stored and site == state.model_site
         return schemas.FinalReply(upload=wanted and not state.status.terminal)
@@ -323,10 +323,10 @@ class CoordinatorService:
     # --- blobs --------------------------------------------------------------------------------------------------------
 
     async def put_blob(self, digest: str, body: AsyncIterator[bytes]) -> bool:
-        return await self._blobs.put(digest, body)
+        return await put(self._blobs, digest, body)
 
     async def blob_size(self, digest: str) -> int:
-        return self._blobs.size(digest)
+        return await self._blobs.size(digest)
 
     async def blob(self, digest: str) -> AsyncIterator[bytes]:
         return await self._blobs.open(digest)

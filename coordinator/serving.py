@@ -16,7 +16,7 @@ from starlette.responses import Response
 from api.app import create_app
 from api.middleware import problem_response
 from api.rates import Rates
-from coordinator.blobs import BlobDirectory
+from coordinator.blob_directory import BlobDirectory
 from coordinator.connections import BoundedConnection
 from coordinator.ending import SIGNALS
 from coordinator.service import CoordinatorService

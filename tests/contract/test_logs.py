@@ -15,7 +15,7 @@ from api.errors import GoneError, NotFoundError, ProblemError
 from api.payload import digest_json, encode_message
 from api.schemas import OptimizerSpec, Position, Resume, RunSpec, RunStatus
 from coordinator import logs as module
-from coordinator.blobs import BlobDirectory
+from coordinator.blob_directory import BlobDirectory
 from coordinator.logs import Logs
 from coordinator.packing import Packer
 from coordinator.records import Region, RunState
@@ -407,7 +407,7 @@ def test_whoever_reads_a_segment_while_it_goes_is_told(use):
         await scene.resume_at(16)
         segment = await scene.store.log.segment_at("run", "west", 2)
         await scene.logs.message("run", "west", 1, 0)
-        scene.blobs.remove(segment.blob)
+        await scene.blobs.remove(segment.blob)
         with pytest.raises(ProblemError, match="restore it from a backup"):
             await scene.logs.message("run", "west", 2, 0)
         await scene.store.log.drop("run", "west", segment, NOW)

@@ -9,7 +9,8 @@ import redis.asyncio
 
 from api.schemas import JoinRequest, RunSpec, Seat, StartUpload
 from coordinator import engine
-from coordinator.blobs import BlobDirectory
+from coordinator.blob_directory import BlobDirectory
+from coordinator.blobs import store_bytes
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.service import CoordinatorService
 from coordinator.settings import Settings
@@ -33,7 +34,7 @@ async def seat_site(service, blobs):
     await service.start_run(run.id)
     await service.take_seat(run.id, site, Seat(attempt=1, secret=secrets.token_urlsafe(32)))
     await service.join(run.id, site, JoinRequest(attempt=1, layout=LAYOUT.to_json()))
-    parameters = blobs.put_bytes(np.zeros(LAYOUT.parameter_count, "<f4").tobytes())
+    parameters = store_bytes(blobs, np.zeros(LAYOUT.parameter_count, "<f4").tobytes())
     return run.id, site, StartUpload(parameters=parameters)
 
 

@@ -20,7 +20,7 @@ from api.payload import decode_message, encode_message
 from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader, OptimizerSpec, Position, RunSpec
 from coordinator import aggregation
 from coordinator.aggregation import LostContributionError, aggregate_round
-from coordinator.blobs import BlobDirectory
+from coordinator.blob_directory import BlobDirectory
 from coordinator.logs import Logs
 from coordinator.recent import Recent
 from coordinator.records import Layout, Region, Round, RunState, Sent
@@ -305,7 +305,7 @@ def test_memory_grows_with_a_part_and_not_with_the_model(server, tmp_path, monke
         parts = []
         for digest, chunks in zip(made.digests, ranges, strict=True):
             stored = made.payloads.get(digest) or await store.payload(name, digest)
-            body = stored or logs._blobs.path(digest).read_bytes()
+            body = stored or logs._blobs.read(digest)
             header, arrays = decode_message("entry", body)
             assert header["parts"] == list(made.event.parts)
             parts.append(unpack_update(arrays, layout, chunks))
