@@ -297,8 +297,11 @@ class CoordinatorClient:
 
     def update(self, run: str, region: str, step: int, part: int, wait: float) -> bytes | None:
         """The entry's message, or None while the round is still open."""
+        return self.update_answer(run, region, step, part, wait).message
+
+    def update_answer(self, run: str, region: str, step: int, part: int, wait: float) -> Answer:
         path = f"/v1/runs/{run}/regions/{region}/steps/{step}/update/parts/{part}"
-        return _answer(self._send("GET", path, params={"wait": wait})).message
+        return _answer(self._send("GET", path, params={"wait": wait}))
 
     def log(
         self, run: str, region: str, start: int, stop: int | None = None, wait: float | None = None
@@ -352,9 +355,11 @@ def _segment(text: str) -> str:
 
 
 def _answer(response: httpx.Response) -> Answer:
+    evaluate = {"true": True, "false": False}.get(response.headers.get("Isthmus-Evaluate", ""))
     if response.status_code == 200:
-        return Answer(response.content)
-    return Answer(None, response.text, accepted=response.headers.get("Isthmus-Accepted") != "false")
+        return Answer(response.content, evaluate=evaluate)
+    accepted = response.headers.get("Isthmus-Accepted") != "false"
+    return Answer(None, response.text, accepted=accepted, evaluate=evaluate)
 
 
 def _problem_of(response: httpx.Response) -> ProblemError:

@@ -249,15 +249,16 @@ async def report_final(
 
 
 def _answer(answer: Answer, waiting_status: Literal[202, 204]) -> Response:
+    headers = {} if answer.evaluate is None else {"Isthmus-Evaluate": "true" if answer.evaluate else "false"}
     if answer.message is not None:
-        headers = {"Server-Timing": ", ".join(f"{name};dur={ms:.3f}" for name, ms in answer.timing.items())}
+        headers["Server-Timing"] = ", ".join(f"{name};dur={ms:.3f}" for name, ms in answer.timing.items())
         if answer.sha256 is not None:
             headers[FIELD] = content_digest_of(bytes.fromhex(answer.sha256))
         return Response(answer.message, media_type=MEDIA_TYPE, headers=headers)
     if waiting_status == 204:
-        return Response(status_code=204)
-    accepted = {"Isthmus-Accepted": "true" if answer.accepted else "false"}
-    return Response(answer.waiting_for.encode(), status_code=202, media_type="text/plain", headers=accepted)
+        return Response(status_code=204, headers=headers)
+    headers["Isthmus-Accepted"] = "true" if answer.accepted else "false"
+    return Response(answer.waiting_for.encode(), status_code=202, media_type="text/plain", headers=headers)
 
 
 @v1.put("/runs/{run}/regions/{region}/steps/{step}/contributions/{site}/parts/{part}")
@@ -302,9 +303,9 @@ async def abstain(
 @v1.get("/runs/{run}/regions/{region}/steps/{step}/update/parts/{part}")
 @allowed("admin", "observer", "ranks")
 async def update(
-    run: RunId, region: Name, step: RoundStep, part: Number, service: Coordinator, wait: Wait = 0
+    run: RunId, region: Name, step: RoundStep, part: Number, service: Coordinator, caller: Caller, wait: Wait = 0
 ) -> Response:
-    return _answer(await service.update(run, region, step, part, min(wait, MAX_WAIT_S)), 204)
+    return _answer(await service.update(run, region, step, part, min(wait, MAX_WAIT_S), caller.site), 204)
 
 
 @v1.get("/runs/{run}/regions/{region}/log")
@@ -349,8 +350,8 @@ async def announce(
 
 @v1.put("/blobs/{digest}", status_code=201)
 @allowed("admin", "ranks")
-async def put_blob(digest: Digest, request: Request, service: Coordinator, response: Response) -> None:
-    if not await service.put_blob(digest, request.stream()):
+async def put_blob(digest: Digest, request: Request, service: Coordinator, caller: Caller, response: Response) -> None:
+    if not await service.put_blob(digest, request.stream(), caller.run):
         response.status_code = 200
 
 

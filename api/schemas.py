@@ -139,6 +139,15 @@ class RoundsSpec(Message):
     )
 
 
+class GuardsSpec(Message):
+    """What pauses a run for a person to look at it (rule A21). Metrics named `loss` are looked at."""
+
+    nonfinite: bool = Field(default=True, description="a site's loss is NaN or infinite")
+    spike: float | None = Field(
+        default=None, gt=1, le=10**6, description="a site's loss exceeds so many times the median of its last 50"
+    )
+
+
 def _plain_json(value: Any, depth: int = 0) -> Any:
     """JSON that every reader takes and gives back unchanged."""
     if depth > _MAX_DEPTH:
@@ -172,6 +181,7 @@ class RunSpec(Message):
     optimizer: OptimizerSpec = OptimizerSpec()
     outer: OuterSpec | None = None
     rounds: RoundsSpec = RoundsSpec()
+    guards: GuardsSpec = GuardsSpec()
     part_bytes: int = Field(
         default=PART_BYTES,
         ge=1024,
@@ -357,6 +367,7 @@ class Run(Message):
     spec: RunSpec
     status: RunStatus
     reason: str = Field(description="what the run waits for, or why it ended")
+    paused_because: str = Field(default="", description="what has paused the run, if nobody asked for it")
     since: datetime
     created_at: datetime
     step: Step

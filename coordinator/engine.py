@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import structlog
+from redis.exceptions import RedisError
 
 from algorithms.layout import ParameterLayout
-from api.errors import ProblemError
+from api.errors import ProblemError, StorageFullError
 from coordinator.aggregation import LostContributionError, aggregate_round
 from coordinator.blobs import Blobs, in_thread
 from coordinator.commits import Change, Commits, Messages, Payloads
-from coordinator.events import Averaged, Event, WorkFailed
+from coordinator.events import Averaged, Event, StorageFull, WorkFailed
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.news import News, concern_agents
@@ -27,7 +28,7 @@ from coordinator.outer_rounds import Copies, outer_step
 from coordinator.recent import Recent, Update
 from coordinator.records import RunState
 from coordinator.state import AggregateRound, AverageFragment, Job, pending
-from coordinator.store import Store
+from coordinator.store import Store, unavailable
 from coordinator.waiting import reason_of
 
 __all__ = ["Engine"]
@@ -62,7 +63,8 @@ class Engine:
         if after != before:
             self._wake(after, agents=concern_agents(before, after))
         if after.status is not before.status:
-            because = {"because": after.ended_because} if after.ended_because else {}
+            reason = after.ended_because or after.paused_because
+            because = {"because": reason} if reason else {}
             log.info("run", run=after.id, status=str(after.status), **because)
         _log_members(before, after)
         self.work(after)
@@ -160,17 +162,26 @@ class Engine:
             return
         try:
             layout = await self._layouts.of(state)
-            if isinstance(job, AggregateRound):
-                await self._aggregate(state, job, layout)
-            else:
-                await self._average(state, job, layout)
+            await self._worked(state, job, layout)
         except ProblemError as error:
             if error.code in ("run_ended", "run_not_found"):  # meanwhile
+                return
+            if isinstance(error, StorageFullError):
+                await self.apply(run, StorageFull(f"{_described(job)} failed: {error}"))
                 return
             log.error("job failed, to be tried again", run=run, job=str(job), error=str(error))
             await self.apply(
                 run, WorkFailed(f"step {state.step}: {_described(job)} failed, to be tried again: {error}")
             )
+
+    async def _worked(self, state: RunState, job: Job, layout: ParameterLayout) -> None:
+        try:
+            if isinstance(job, AggregateRound):
+                await self._aggregate(state, job, layout)
+            else:
+                await self._average(state, job, layout)
+        except RedisError as error:
+            raise unavailable(error) from error
 
     async def _aggregate(self, state: RunState, job: AggregateRound, layout: ParameterLayout) -> None:
         try:

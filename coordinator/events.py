@@ -222,6 +222,28 @@ class WorkFailed:
 
 
 @dataclass(frozen=True)
+class GuardTripped:
+    """A site has reported something, at this step, at which a person should look before the run goes on (A21)."""
+
+    step: int
+    because: str
+
+
+@dataclass(frozen=True)
+class StorageFull:
+    """What the run has to store finds no room."""
+
+    because: str
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """A site is to send its contribution again later, when the storage has drained."""
+
+    because: str
+
+
+@dataclass(frozen=True)
 class Ticked:
     """Time has passed. Of that, nobody was there to serve anybody for `outage_s`: deadlines shift by it (A6)."""
 
@@ -250,5 +272,8 @@ Event = (
     | Aggregated
     | Averaged
     | WorkFailed
+    | GuardTripped
+    | StorageFull
+    | HeldBack
     | Ticked
 )

@@ -7,11 +7,14 @@ from api.schemas import RunStatus
 from coordinator.entries import start_header
 from coordinator.events import (
     FinalReported,
+    GuardTripped,
+    HeldBack,
     PauseRequested,
     ResumeRequested,
     StartRequested,
     StartUploaded,
     StopRequested,
+    StorageFull,
     WorkFailed,
 )
 from coordinator.opening import outer_round_due
@@ -30,11 +33,14 @@ from coordinator.transitions import (
 __all__ = [
     "begun",
     "final_reported",
+    "guard_tripped",
+    "held_back",
     "pause_requested",
     "resume_requested",
     "start_requested",
     "start_uploaded",
     "stop_requested",
+    "storage_full",
     "work_failed",
 ]
 
@@ -72,7 +78,33 @@ def resume_requested(event: ResumeRequested, state: RunState, now: datetime) -> 
     if state.status is RunStatus.RUNNING:
         return Transition(state)
     require_status(state, RunStatus.PAUSED, to="resume")
+    known = max(region.round.step if region.round else region.step for region in state.regions.values())
+    state = with_(state, paused_because="", storage_full=False, unguarded_to=known)
     return Transition(in_status(state, RunStatus.RUNNING, now))
+
+
+def guard_tripped(event: GuardTripped, state: RunState, now: datetime) -> Transition:
+    """A pause with the reason; steps that were known when the run last went on trip nothing again."""
+    if state.status is not RunStatus.RUNNING or event.step <= state.unguarded_to:
+        return Transition(state)
+    return Transition(in_status(with_(state, paused_because=event.because), RunStatus.PAUSED, now))
+
+
+def storage_full(event: StorageFull, state: RunState, now: datetime) -> Transition:
+    """A pause with the reason, in which no work is tried again; before the run goes on at all, an alarm."""
+    if state.status is RunStatus.STARTING and event.because not in state.alarms:
+        return Transition(with_(state, alarms=(*state.alarms, event.because)))
+    if not state.going_on or state.storage_full:
+        return Transition(state)
+    state = with_(state, paused_because=event.because, storage_full=True)
+    return Transition(state if state.status is RunStatus.PAUSED else in_status(state, RunStatus.PAUSED, now))
+
+
+def held_back(event: HeldBack, state: RunState, now: datetime) -> Transition:
+    """Said until a contribution is taken in; no pause, since the run goes on by itself once there is room."""
+    if not state.going_on or state.held_back:
+        return Transition(state)
+    return Transition(with_(state, held_back=event.because))
 
 
 # --- the start --------------------------------------------------------------------------------------------------------

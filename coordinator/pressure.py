@@ -41,7 +41,8 @@ class Pressure:
         if (used := await self._used()) > budget:
             raise TooManyRequestsError(
                 "redis_full",
-                f"Redis holds {used >> 20} MiB, redis_budget_mb is {self._budget_mb}: send this part again later",
+                f"Redis holds {used >> 20} MiB, redis_budget_mb is {self._budget_mb}: no part is taken before it "
+                "drains; if it does not, raise redis_budget_mb or delete old runs",
                 context={"retry_after_s": _READING_S},
             )
 

@@ -179,6 +179,15 @@ class Layout(Record):
 
 
 class RunState(Record):
+    """Everything about a run.
+
+    Attributes:
+        paused_because: why the run was paused, if nobody has asked for that.
+        storage_full: pending work is left alone until the run is resumed.
+        held_back: why contributions wait, until one is taken in.
+        unguarded_to: a loss up to this step pauses the run no more.
+    """
+
     id: str
     spec: RunSpec
     created_at: datetime
@@ -195,6 +204,10 @@ class RunState(Record):
     momenta: tuple[str | None, ...] = ()
     final_stored: bool = False
     alarms: tuple[str, ...] = ()
+    paused_because: str = ""
+    storage_full: bool = False
+    held_back: str = ""
+    unguarded_to: int = 0
 
     @property
     def going_on(self) -> bool:

@@ -79,7 +79,7 @@ def contributed(event: Contributed, state: RunState, now: datetime) -> Transitio
         raise _other_bytes(event)
     refusals = {site: reason for site, reason in round_.refusals.items() if site != event.site}
     contributions = {**round_.contributions, event.site: event.sent}
-    state = with_member(state, event.site, failures=0)
+    state = with_(with_member(state, event.site, failures=0), held_back="")
     return _answered(state, event, region, now, contributions=contributions, refusals=refusals)
 
 

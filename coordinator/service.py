@@ -5,6 +5,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import structlog
 from redis.exceptions import RedisError
@@ -35,6 +36,7 @@ from coordinator.events import (
     Ticked,
 )
 from coordinator.exchanges import Exchanges
+from coordinator.guards import Guards
 from coordinator.layouts import Layouts, checked_layout, require_same_layout
 from coordinator.logs import Logs
 from coordinator.packing import Packer
@@ -69,6 +71,7 @@ class CoordinatorService:
         pressure = Pressure(store, settings.redis_budget_mb)
         contributions = Contributions(store, self._layouts, self._engine, pressure, recent)
         self._exchanges = Exchanges(store, blobs, contributions, self._logs, self._engine, recent)
+        self._guards = Guards(store, self._engine)
         self._packer = Packer(store, blobs, settings)
         self._ticked = self._outage_s = 0.0
 
@@ -278,16 +281,18 @@ class CoordinatorService:
     async def contribute(
         self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
     ) -> Answer:
-        await self._sites.heard(site)
-        async with self._late_ones_noted(run, site, attempt, step):
-            return await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
+        async with self._late_ones_noted(run, site, attempt, step), self._guards.storage(run):
+            await self._sites.heard(site)
+            answer = await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
+        return await self._with_evaluator(answer, run, site)
 
     async def abstain(
         self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
     ) -> Answer:
         await self._sites.heard(site)
         async with self._late_ones_noted(run, site, attempt, step):
-            return await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
+            answer = await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
+        return await self._with_evaluator(answer, run, site)
 
     @asynccontextmanager
     async def _late_ones_noted(self, run: str, site: str, attempt: int, step: int) -> AsyncIterator[None]:
@@ -299,8 +304,14 @@ class CoordinatorService:
                     await self._engine.apply(run, AnsweredLate(site, attempt, step))
             raise
 
-    async def update(self, run: str, region: str, step: int, part: int, wait: float) -> Answer:
-        return await self._exchanges.update(run, region, step, part, wait)
+    async def update(self, run: str, region: str, step: int, part: int, wait: float, site: str | None = None) -> Answer:
+        answer = await self._exchanges.update(run, region, step, part, wait)
+        return answer if site is None else await self._with_evaluator(answer, run, site)
+
+    async def _with_evaluator(self, answer: Answer, run: str, site: str) -> Answer:
+        """Sites learn with every answer which of them evaluates: the lowest-named live one (C10)."""
+        found = self._store.seen(run) or await self._store.load(run)
+        return replace(answer, evaluate=found.state.first_site == site)
 
     async def log(self, run: str, region: str, start: int, stop: int | None, wait: float) -> schemas.LogPage:
         return await self._exchanges.log(run, region, start, stop, wait)
@@ -322,8 +333,9 @@ class CoordinatorService:
 
     # --- blobs --------------------------------------------------------------------------------------------------------
 
-    async def put_blob(self, digest: str, body: AsyncIterator[bytes]) -> bool:
-        return await put(self._blobs, digest, body)
+    async def put_blob(self, digest: str, body: AsyncIterator[bytes], run: str | None) -> bool:
+        async with self._guards.storage(run):
+            return await put(self._blobs, digest, body)
 
     async def blob_size(self, digest: str) -> int:
         return await self._blobs.size(digest)
@@ -335,7 +347,7 @@ class CoordinatorService:
 
     async def add_metrics(self, run: str, report: schemas.MetricReport) -> None:
         now = await self._store.now()
-        await self._store.load(run)
+        await self._guards.look_at(run, report)
         points = [
             schemas.StoredPoint(site=report.site, step=point.step, at=now, values=_finite(point.values))
             for point in report.points

@@ -45,6 +45,9 @@ TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
     events.Aggregated: round_events.aggregated,
     events.Averaged: outer_events.averaged,
     events.WorkFailed: lifecycle.work_failed,
+    events.GuardTripped: lifecycle.guard_tripped,
+    events.StorageFull: lifecycle.storage_full,
+    events.HeldBack: lifecycle.held_back,
     events.Ticked: settling.ticked,
 }
 
@@ -87,7 +90,7 @@ Job = AggregateRound | AverageFragment
 
 def pending(state: RunState) -> list[Job]:
     """What any process may do now to move the run on."""
-    if not state.going_on:
+    if not state.going_on or state.storage_full:
         return []
     jobs: list[Job] = [
         AggregateRound(region.name, region.round.step)

@@ -44,9 +44,11 @@ _CLOCK_S = 1.0
 """Seconds for which Redis TIME is carried on by the clock of this process."""
 
 # KEYS: the run, and payloads; ARGV: expected version, new version, new state, operations as JSON, the payloads' bytes.
-# Answers 1, or 0 for a lost race.
+# Answers 1, or 0 for a lost race. A server that is full refuses the first write of a script, and no later one, but
+# never DEL: so what takes no room of its own is committed there, such as a pause.
 _COMMIT = """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
+if #KEYS == 1 then redis.call('DEL', 'nothing') end
 redis.call('HSET', KEYS[1], 'version', ARGV[2], 'state', ARGV[3])
 for number = 2, #KEYS do redis.call('SET', KEYS[number], ARGV[number + 3]) end
 for _, operation in ipairs(cjson.decode(ARGV[4])) do redis.call(unpack(operation)) end
@@ -426,6 +428,11 @@ class Store:
         lengths = dict(zip(names, (await pipe.execute())[1::2], strict=True))
         for series in (series for series, length in lengths.items() if length > SERIES_POINTS):
             await self._thin(keys=[series], args=[SERIES_POINTS])
+
+    async def latest(self, run: str, site: str, name: str, most: int) -> list[float]:
+        """The newest values of one series that are finite, oldest first."""
+        lines = await self._redis.lrange(f"metric:{run}:{site}:{name}", -most, -1)
+        return [value for line in lines if (value := json.loads(line)[2]) is not None]
 
     async def metrics(self, run: str, most: int) -> list[schemas.StoredPoint]:
         """By step and site; of a series longer than `most` evenly spaced points, the first and the last among them."""

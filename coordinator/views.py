@@ -13,6 +13,7 @@ def run_view(state: RunState) -> schemas.Run:
         spec=state.spec,
         status=state.status,
         reason=waiting_for(state),
+        paused_because=state.paused_because,
         since=state.since,
         created_at=state.created_at,
         step=state.step,

@@ -22,8 +22,9 @@ def waiting_for(state: RunState) -> str:
         case RunStatus.RUNNING:
             return _going_on(state)
         case RunStatus.PAUSED:
-            words = _going_on(state)
-            return f"paused, `isthmus run resume` goes on; {words}" if words else "paused, `isthmus run resume` goes on"
+            paused = f"paused: {state.paused_because}" if state.paused_because else "paused"
+            words = "" if state.storage_full else _going_on(state)
+            return f"{paused}, `isthmus run resume` goes on{words and '; '}{words}"
         case RunStatus.STOPPING:
             there = [member.site for member in state.members.values() if member.present and not member.gone]
             return f"waiting for the processes at {_names(there)} to end"
@@ -95,7 +96,7 @@ def _going_on(state: RunState) -> str:
         return _outer(state)
     rounds = [_round(state, region) for region in state.regions.values() if region.round is not None]
     if rounds:
-        return "; ".join(rounds)
+        return "; ".join((*rounds, f"contributions wait: {state.held_back}") if state.held_back else rounds)
     if outer_round_due(state, state.step):
         if state.live():
             return ""

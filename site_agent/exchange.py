@@ -58,6 +58,8 @@ class Exchange:
         """Of this rank since the last step."""
         self.on_its_way: OnItsWay | None = None
         """What these ranks have sent to the step whose entry they have not seen."""
+        self.evaluates = False
+        """Whether this site runs the held-out evaluation, by the coordinator's last answer; at rank 0."""
         self.wait_s = 0.0
         """Spent waiting for the coordinator, so far."""
         self._spec = spec
@@ -148,10 +150,11 @@ class Exchange:
         answer = self._sent(bodies, place)
         while not answer.accepted:
             answer = self._sent(bodies, place)
-        message = answer.message
-        while message is None:
-            message = self._client.update(*place, 0, WAIT_S)
-        return message
+        while answer.message is None:
+            answer = self._client.update_answer(*place, 0, WAIT_S)
+        if answer.evaluate is not None:
+            self.evaluates = answer.evaluate
+        return answer.message
 
     def _sent(self, bodies: Sequence[bytes], place: tuple[str, str, int]) -> Answer:
         try:

@@ -100,7 +100,6 @@ class Site:
         self._exchange = Exchange(self.spec, session, ranks, client, stop)
         self._metrics = Metrics(session, client, transport)
         self._evaluation: tuple[Callable[[], float], int | None] | None = None
-        self._evaluates = False
         self._optimizer: DeMo | None = None
         self._entered = False
 
@@ -159,7 +158,7 @@ class Site:
         if joined == _ENDED:
             raise SystemExit
         reply = JoinReply.model_validate_json(joined)
-        self._evaluates = reply.evaluate
+        self._exchange.evaluates = reply.evaluate
         start = self._client.log(self._session.run, self._session.region, 0, 1).items[0] if self._client else None
         header = json.loads(self._local.share(json.dumps(start).encode() if start else None))
         self._replica.listed = reply.listed
@@ -309,16 +308,16 @@ class Site:
     def evaluate(self, function: Callable[[], float], every: int | None = None) -> None:
         """Registers the held-out evaluation: run at one site, at entry 0, every N steps and after the last entry.
 
-        `function` returns the held-out loss; it runs at rank 0 of the lowest-named site (rule C10).
+        `function` returns the held-out loss; it runs at rank 0 of the lowest-named site that is there (rule C10).
         """
         self._evaluation = (function, every)
 
     def _evaluate(self) -> None:
         """Rank 0 evaluates; the others wait on the store, not in the next collective (rule A16)."""
-        if not self._evaluates or self._evaluation is None:
+        if self._evaluation is None:
             return
         with self._stop.let():
-            if self._client is not None:
+            if self._client is not None and self._exchange.evaluates:
                 self._metrics.log(self._step, {"heldout_loss": self._evaluation[0]()})
             self._local.share(b"" if self._client is not None else None)
 

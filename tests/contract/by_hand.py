@@ -19,6 +19,7 @@ from api.schemas import (
     Announcement,
     CaughtUp,
     FinalReport,
+    GuardsSpec,
     Heartbeat,
     JoinRequest,
     OptimizerSpec,
@@ -181,6 +182,11 @@ class SiteByHand:
         headers = {"Authorization": f"Bearer {self.seat}", "Content-Type": "application/vnd.isthmus+safetensors"}
         return _http().put(f"{self.url}{self.path(step, part)}?wait={wait}", content=body, headers=headers, timeout=60)
 
+    def put_blob(self, data):
+        """The raw answer to an upload."""
+        headers = {"Authorization": f"Bearer {self.seat}"}
+        return _http().put(f"{self.url}/v1/blobs/{hashlib.sha256(data).hexdigest()}", content=data, headers=headers)
+
     def contribute(self, step, *, wait=0.0, seed=0):
         """The entry's message, or None while the round is open."""
         body = self.message(step, seed=seed)
@@ -219,6 +225,7 @@ class RunByHand:
         steps=3,
         outer: OuterSpec | None = None,
         rounds: RoundsSpec = PATIENT,
+        guards=GuardsSpec(),  # noqa: B008  # frozen
         part_bytes=PART_BYTES,
         start=True,
         begin=True,
@@ -238,6 +245,7 @@ class RunByHand:
             optimizer=OPTIMIZER,
             outer=outer,
             rounds=rounds,
+            guards=guards,
             part_bytes=part_bytes,
         )
         self.id = self.admin.create_run(self.spec).id

@@ -12,7 +12,17 @@ import redis
 
 from api.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
 from api.payload import contribution_digest, decode_message
-from api.schemas import Condition, OuterSpec, ProcessReport, ProcessState, RoundsSpec, RunStatus
+from api.schemas import (
+    Abstention,
+    Condition,
+    GuardsSpec,
+    MetricPoint,
+    OuterSpec,
+    ProcessReport,
+    ProcessState,
+    RoundsSpec,
+    RunStatus,
+)
 from coordinator.redis_server import EmbeddedRedis
 from tests.conftest import LiveCoordinator, start_coordinator, wait_until
 from tests.contract.by_hand import LAYOUT, WAIT_S, RunByHand, SiteByHand, new_name, problem
@@ -366,3 +376,66 @@ def test_a_refused_contribution_is_listed_with_its_reason(patient):
     assert names(header["contributors"]) == [first.name, second.name]
     problem(first.send(9, first.message(9, arrays={})), 409, "round_not_open")
     assert f"waiting for 2 of 2 sites: {first.name}, {second.name}" in run.view.reason
+
+
+# --- the held-out evaluation ------------------------------------------------------------------------------------------
+
+
+def test_sites_learn_with_every_answer_which_of_them_evaluates(patient):
+    run = RunByHand(patient, ("west",) * 3, steps=9)
+    first, second, third = run.sites
+
+    def told(answer):
+        return answer.headers["isthmus-evaluate"]
+
+    body = second.message(1)
+    assert [told(first.send(1, first.message(1))), told(second.send(1, body))] == ["true", "false"]
+    first.agent.leave(first.name)
+    assert told(second.send(1, body)) == "true"
+    assert told(third.send(1, third.message(1), wait=WAIT_S)) == "false"
+    url = f"{run.url}/v1/runs/{run.id}/regions/west/steps/1/update/parts/0"
+    updates = [httpx.get(url, headers={"Authorization": f"Bearer {site.seat}"}) for site in (second, third)]
+    assert [told(update) for update in updates] == ["true", "false"]
+    admin = httpx.get(url, headers={"Authorization": f"Bearer {patient.token('admin')}"})
+    assert "isthmus-evaluate" not in admin.headers
+    abstention = Abstention(position=third.position(), reason="no data")
+    assert third.ranks.abstain(run.id, "west", 2, third.name, abstention, 0.0).evaluate is False
+    run.admin.exclude_site(run.id, second.name)
+    assert third.ranks.update_answer(run.id, "west", 2, 0, WAIT_S).evaluate is True
+
+
+# --- guards -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_pauses_the_run_with_the_reason(patient):
+    run = RunByHand(patient, steps=9)
+    first, _ = run.sites
+    run.round(1, "west")
+
+    def report(step, **values):
+        first.ranks.add_metrics(run.id, first.name, [MetricPoint(step=step, values=values)])
+
+    report(1, loss=2.0, bytes_up=None)
+    assert run.view.status is RunStatus.RUNNING
+    report(2, loss=None)
+    because = f"the loss of site {first.name} is not finite at step 2"
+    assert (run.view.status, run.view.paused_because) == (RunStatus.PAUSED, because)
+    assert run.view.reason.startswith(f"paused: {because}, `isthmus run resume` goes on; region west: step 2")
+    run.round(2, "west")
+    run.admin.resume_run(run.id)
+    assert (run.view.status, run.view.paused_because) == (RunStatus.RUNNING, "")
+    report(2, loss=None)
+    assert run.view.status is RunStatus.RUNNING
+
+
+def test_a_loss_far_above_the_ones_before_pauses_the_run(patient):
+    run = RunByHand(patient, steps=9, guards=GuardsSpec(spike=3.0))
+    first, second = run.sites
+    for site, loss in ((first, 1.0), (second, 9.0)):
+        site.ranks.add_metrics(run.id, site.name, [MetricPoint(step=n, values={"loss": loss}) for n in range(9)])
+    second.ranks.add_metrics(run.id, second.name, [MetricPoint(step=9, values={"loss": 20.0})])
+    assert run.view.status is RunStatus.RUNNING
+    first.ranks.add_metrics(run.id, first.name, [MetricPoint(step=9, values={"loss": 3.5})])
+    assert run.view.paused_because == (
+        f"the loss of site {first.name} is 3.5 at step 9, the median before 1: more than 3 times as much"
+    )

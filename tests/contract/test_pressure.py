@@ -9,6 +9,7 @@ import redis
 
 from algorithms.layout import ParameterLayout, TensorSpec
 from api.payload import decode_message
+from api.schemas import RunStatus
 from coordinator.redis_server import EmbeddedRedis
 from tests.conftest import start_coordinator, wait_until
 from tests.contract.by_hand import WAIT_S, RunByHand, problem
@@ -50,6 +51,9 @@ def test_parts_wait_while_redis_holds_more_than_its_budget(live, client):
     answer = second.send(1, body)
     assert answer.headers["retry-after"] == "1"
     assert f"redis_budget_mb is {BUDGET_MB}" in problem(answer, 429, "redis_full")["detail"]
+    assert run.view.status is RunStatus.RUNNING
+    assert "waiting for 1 of 2 sites" in run.view.reason
+    assert "; contributions wait: Redis holds " in run.view.reason
     assert first.send(1, first.message(1)).status_code == 202  # it is there already
     answers = []
     place = (run.id, "west", 1, second.name, 0, body, WAIT_S)
@@ -58,6 +62,7 @@ def test_parts_wait_while_redis_holds_more_than_its_budget(live, client):
     assert run.view.step == 0
     client.delete("ballast")
     patient.join(60)
+    assert "contributions wait" not in run.view.reason
     header, _ = decode_message("entry", answers[0].message)
     assert [line["site"] for line in header["contributors"]] == [first.name, second.name]
 
@@ -89,6 +94,10 @@ def test_a_redis_at_its_own_limit_is_no_internal_error(live, client):
         assert answer.headers["retry-after"] == "10"
         assert "maxmemory" in problem(answer, 507, "redis_out_of_memory")["detail"]
     assert run.view.step == 0
+    assert run.view.status is RunStatus.PAUSED
+    assert "takes nothing more: raise it, or delete old runs, `isthmus run resume`" in run.view.reason
     client.config_set("maxmemory", 0)
+    run.admin.resume_run(run.id)
     assert first.send(1, body).status_code == 202
     assert second.send(1, second.message(1), wait=WAIT_S).status_code == 200
+    assert (run.view.status, run.view.paused_because) == (RunStatus.RUNNING, "")

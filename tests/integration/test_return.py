@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from api.schemas import Run
-from tests.conftest import LiveCoordinator
+from tests.conftest import LiveCoordinator, wait_until
 from tests.integration.test_agents import SCRIPTS, Agents, digests, member
 from tests.integration.test_three_sites import read_headers
 
@@ -32,8 +32,8 @@ def nothing_goes_on(agents: Agents) -> Iterator[None]:
             agents.end(run)
 
 
-def endless(agents: Agents, sites: list[str], folder: Path, **spec: Any) -> Run:
-    run = agents.run("linear", sites, folder, {}, steps=10**6, **spec)
+def endless(agents: Agents, sites: list[str], folder: Path, params: dict[str, Any] | None = None, **spec: Any) -> Run:
+    run = agents.run("linear", sites, folder, params or {}, steps=10**6, **spec)
     return agents.until(run, lambda now: now.step > 2, "step 3")
 
 
@@ -100,6 +100,32 @@ def test_a_site_that_joins_late_reaches_the_head(
     agents.client.add_site(run.id, "doe")
     until_active(agents, run, "doe", attempt=1)
     end_together(agents, run, tmp_path, "auk", "doe")
+
+
+def test_the_evaluation_goes_on_at_another_site_when_the_one_that_ran_it_goes_away(
+    agents: Agents, tmp_path: Path
+) -> None:
+    agents.start("ant", "west")
+    run = endless(agents, ["ant", "boa", "doe"], tmp_path, params={"evaluate_every": 2})
+
+    def evaluated() -> dict[str, set[int]]:
+        steps: dict[str, set[int]] = {}
+        for point in agents.client.metrics(run.id):
+            if "heldout_loss" in point.values:
+                steps.setdefault(point.site, set()).add(point.step)
+        return steps
+
+    wait_until(lambda: len(evaluated().get("ant", ())) > 2, "evaluations at ant")
+    assert evaluated().keys() == {"ant"}
+    assert 0 in evaluated()["ant"]
+    agents.services.pop("ant").interrupt()
+    wait_until(lambda: len(evaluated().get("boa", ())) > 2, "evaluations at boa")
+    before = max(evaluated()["boa"])
+    agents.client.exclude_site(run.id, "boa")
+    wait_until(lambda: len(evaluated().get("doe", ())) > 2, "evaluations at doe, which has two ranks")
+    assert max(evaluated()["doe"]) > before
+    agents.client.stop_run(run.id)
+    assert agents.end(run).status == "stopped"
 
 
 def test_a_run_whose_only_site_was_killed_goes_on_to_its_end(agents: Agents, tmp_path: Path) -> None:

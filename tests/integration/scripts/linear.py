@@ -1,6 +1,7 @@
 """A training script with one linear layer, which misbehaves where the run's params tell it to.
 
-Params: `plain`: no DDP; `seed`: of the data, which are then the same in every run;
+Params: `plain`: no DDP; `evaluate_every`: steps between evaluations;
+`seed`: of the data, which are then the same in every run;
 `folder`, where it leaves a line with the digest of the parameters after every step; `size` of the layer;
 `raise_at` and `raising`: the step at which a site fails; `straying`: the site whose last rank changes its parameters.
 """
@@ -40,6 +41,8 @@ def main() -> None:
         model = nn.Linear(*size)
         wrapped = DistributedDataParallel(model) if site.ranks > 1 and not params.get("plain") else model
         optimizer = site.optimizer(wrapped)
+        if "evaluate_every" in params:
+            site.evaluate(lambda: float(model.weight.abs().mean()), params["evaluate_every"])
         with (folder / f"digests-{site.name}-{site.rank}").open("w", buffering=1) as digests:
             for step, batch in enumerate(site.batches(random_batches(size[0], seed)), 1):
                 loss = (wrapped(batch) - 1).square().mean()

@@ -88,6 +88,9 @@ def _events(driver):
     yield events.PauseRequested()
     yield events.ResumeRequested()
     yield events.WorkFailed("aggregating failed")
+    yield events.GuardTripped(2, "the loss is not finite")
+    yield events.StorageFull("the disk is full")
+    yield events.HeldBack("Redis is to drain first")
     yield events.WorkFailed("a contribution is lost", final=True)
     for site in sorted(driver.state.members):
         yield from _site_events(driver, site)

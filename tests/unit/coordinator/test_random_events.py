@@ -19,6 +19,8 @@ from coordinator.events import (
     CaughtUp,
     Contributed,
     FinalReported,
+    GuardTripped,
+    HeldBack,
     LayoutPresented,
     PauseRequested,
     ProcessesGone,
@@ -32,6 +34,7 @@ from coordinator.events import (
     StartRequested,
     StartUploaded,
     StopRequested,
+    StorageFull,
     Ticked,
 )
 from coordinator.state import AggregateRound, due_at, pending
@@ -102,7 +105,7 @@ class RunMachine(RuleBasedStateMachine):
     # --- people, agents, and time -------------------------------------------------------------------------------------
 
     @rule(
-        kind=st.sampled_from(("start", "pause", "resume", "resume", "stop", "add", "remove")),
+        kind=st.sampled_from(("start", "pause", "resume", "resume", "stop", "add", "remove", "guard", "full", "held")),
         site=sites,
         region=st.sampled_from(REGIONS),
         right=st.booleans(),
@@ -116,8 +119,11 @@ class RunMachine(RuleBasedStateMachine):
             "stop": StopRequested(),
             "add": SiteAdded(site, self.driver.region_of(site) if right else region),
             "remove": SiteRemoved(site, "removed"),
+            "guard": GuardTripped(self.driver.state.step, "the loss is not finite"),
+            "full": StorageFull("the disk is full"),
+            "held": HeldBack("Redis is to drain first"),
         }
-        if kind not in ("stop", "remove") or luck:
+        if kind not in ("stop", "remove", "guard", "full") or luck:
             self.send(asked[kind])
 
     @rule(

@@ -109,7 +109,7 @@ def test_a_run_that_stops_meanwhile_ends_the_catching_up() -> None:
 
 
 def test_a_site_is_behind_until_it_takes_part_again() -> None:
-    answers: list[Any] = [GoneError("closed_without_you", "late"), SimpleNamespace(accepted=True, message=b"entry")]
+    answers: list[Any] = [GoneError("closed_without_you", "late"), Answer(b"entry")]
 
     def abstain(*_: object) -> Any:
         answer = answers.pop(0)
@@ -137,7 +137,7 @@ def test_what_earlier_ranks_have_answered_stands_and_the_entry_is_taken() -> Non
         raise ConflictError("other_bytes", "answered already")
 
     ranks: Any = OneRank()
-    client: Any = SimpleNamespace(abstain=abstain, update=lambda *_: polled.pop(0))
+    client: Any = SimpleNamespace(abstain=abstain, update_answer=lambda *_: Answer(polled.pop(0)))
     replica: Any = SimpleNamespace(step=4, position=HEAD, read_step=lambda message, sent: message)
     optimizer: Any = SimpleNamespace(param_groups=[{}])
     exchange = Exchange(SPEC, SESSION, ranks, client, Stop())
