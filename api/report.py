@@ -107,7 +107,7 @@ def print_report(report: Report, console: Console) -> None:
             size(site["bytes_down_per_step"]),
             _against(ddp, site["bytes_up_per_step"]),
             _share(site),
-            (site["digest"] or "-")[:12],
+            (site["digest"] or "-")[:8],
         )
     console.print(table)
     console.print(f"{report['outer_rounds']} outer rounds, {report['outer_copies_averaged']} distinct copies averaged")

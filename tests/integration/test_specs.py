@@ -30,6 +30,20 @@ def spec_of(name: str) -> RunSpec:
     return spec.model_copy(update={"steps": STEPS, "outer": outer, "params": SMALL, "evaluate_every": None})
 
 
+def unmoved() -> RunSpec:
+    """The flat hybrid at a rate that float32 rounds to nothing: every copy is entry 0's blob, and stays it."""
+    spec = spec_of("flat-hybrid")
+    assert spec.outer is not None
+    optimizer, outer = {"lr": 1e-60}, {"fragments": 1}
+    return spec.model_copy(
+        update={
+            "optimizer": spec.optimizer.model_copy(update=optimizer),
+            "outer": spec.outer.model_copy(update=outer),
+            "regions": {"west": ["a", "b"]},
+        }
+    )
+
+
 @dataclass(frozen=True)
 class Finished:
     client: CoordinatorClient
@@ -46,14 +60,15 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Finished]]:
-    """One run of each spec, one after the other, by the same three agents."""
+    """One run after the other, by the same three agents."""
     folder: Path = tmp_path_factory.mktemp("specs")
     everybody = Simulation.of(spec_of("hierarchical"))
     with services(everybody, folder) as (client, check):
         wait_for_sites(client, list(everybody.regions), check)
         finished = {}
-        for name in ("pure-demo", "flat-hybrid", "hierarchical"):
-            run = client.start_run(client.create_run(spec_of(name)).id)
+        specs = {name: spec_of(name) for name in ("pure-demo", "flat-hybrid", "hierarchical")}
+        for name, spec in (specs | {"unmoved": unmoved()}).items():
+            run = client.start_run(client.create_run(spec).id)
             finished[name] = Finished(client, run_to_its_end(client, run.id, check))
         yield finished
 
@@ -95,6 +110,15 @@ def test_flat_hybrid_uploads_one_copy_for_all_sites(runs: dict[str, Finished]) -
     assert all(site["round_bytes_up"] > 0 for site in report["sites"])
     for outer in runs["flat-hybrid"].client.outer_rounds(runs["flat-hybrid"].run.id):
         assert outer.distinct == len(outer.fragments)
+
+
+def test_a_copy_that_the_store_has_is_announced_and_no_more(runs: dict[str, Finished]) -> None:
+    report = runs["unmoved"].report
+    assert report["outer_rounds"] == OUTER_ROUNDS
+    for site in report["sites"]:
+        assert site["round_bytes_up"] > 0
+        for way in ("up", "down"):
+            assert 0 < site[f"outer_bytes_{way}"] < 0.01 * report["parameter_bytes"]
 
 
 def test_hierarchical_uploads_one_copy_per_region(runs: dict[str, Finished]) -> None:
