@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from api.command import obey
 from site_agent.bench.algorithms import FULL, QUICK, measure
 from site_agent.bench.quality.command import quality
 from site_agent.bench.report import print_report
@@ -65,4 +66,4 @@ app.command()(quality)
 
 
 if __name__ == "__main__":
-    app(prog_name="isthmus bench")
+    obey(lambda: app(prog_name="isthmus bench"))  # on SIGTERM, too, what it has started and stored is taken away

@@ -1,8 +1,9 @@
 """`isthmus bench outer`: what an outer round costs here, beside the naive way: every site sends everything, every time.
 
 Three sites, each a region of its own, with fp32 parameters that are made up; everything else is real: coordinator,
-Redis, agents, ranks. Two runs of two outer rounds in four fragments: all sites hold the same, or one of them another
-copy of one fragment. The top level of the figures; `1gib` stands for the size that was asked for:
+Redis, agents, ranks. Outer rounds of four fragments: two in which all sites hold the same, and, in another run, one in
+which a site holds another copy of one fragment. The top level of the figures; `1gib` stands for the size that was asked
+for:
 
 - `coordinator_peak_mb_1gib`: the most that was resident in the coordinator's process, all of it, over both runs.
 - `redis_growth_mb_1gib`: how far the memory of its Redis rose in a run.
@@ -28,7 +29,7 @@ from typing import Any
 from api.client import CoordinatorClient
 from api.errors import IsthmusError
 from api.report import build_report
-from api.schemas import OptimizerSpec, OuterSpec, RoundsSpec, Run, RunSpec
+from api.schemas import OptimizerSpec, OuterSpec, RoundsSpec, RunSpec
 from api.simulate import Check, Simulation, agents, wait_for_sites
 from site_agent.bench.outer.site import Seen, Task, seen_at
 from site_agent.bench.rounds.host import Host, host, megabytes
@@ -41,7 +42,7 @@ Say = Callable[[str], None]
 
 _TASK = "bench"
 _SITES = ("a", "b", "c")
-_ROUNDS, _FRAGMENTS = 2, 4
+_FRAGMENTS = 4
 _LOOK_EVERY_S = 0.2
 _NO_SNAPSHOTS = "there are no snapshots yet"
 
@@ -50,14 +51,15 @@ def measure(mib: int, say: Say) -> Figures:
     """All figures, as JSON values; `say` is told what comes next."""
     load = os.getloadavg()[0]
     with host() as there, there.admin() as admin:
-        simulation = Simulation(_spec(Task(mib, 0, None, "")), {site: site for site in _SITES}, module=_module())
+        simulation = Simulation(_spec(Task(mib, 0, None, ""), 1), {site: site for site in _SITES}, module=_module())
         with agents(simulation, there.url, there.directory) as check:
             wait_for_sites(admin, list(_SITES), check)
             rows = {}
-            for name, differing in (("agreeing", None), ("one_differs", _SITES[-1])):
+            for name, rounds, differing in (("agreeing", 2, None), ("one_differs", 1, _SITES[-1])):
                 say(f"measuring: {name}, {len(_SITES)} sites, {mib} MiB each")
-                task = Task(mib, secrets.randbits(32), differing, str(there.directory / name))
-                rows[name] = _row(task, there, admin, check)
+                folder = there.directory / name
+                task = Task(mib, secrets.randbits(32), differing, str(folder))
+                rows[name] = _row(_spec(task, rounds), folder, there, admin, check)
     environment = {"cores": os.cpu_count(), "load_before": rounded(load), "load_after": rounded(os.getloadavg()[0])}
     return _headlines(rows, mib) | {"rows": rows, "environment": environment}
 
@@ -66,12 +68,12 @@ def _module() -> str:
     return f"{__package__}.site"
 
 
-def _spec(task: Task) -> RunSpec:
+def _spec(task: Task, rounds: int) -> RunSpec:
     return RunSpec(
         name="bench",
         task=_TASK,
         params=asdict(task),
-        steps=_ROUNDS,
+        steps=rounds,
         sites=list(_SITES),
         optimizer=OptimizerSpec(k=1),
         outer=OuterSpec(every=1, fragments=_FRAGMENTS),
@@ -95,12 +97,11 @@ def _headlines(rows: dict[str, Figures], mib: int) -> Figures:
     }
 
 
-def _row(task: Task, there: Host, admin: CoordinatorClient, check: Check) -> Figures:
-    folder = Path(task.folder)
+def _row(spec: RunSpec, folder: Path, there: Host, admin: CoordinatorClient, check: Check) -> Figures:
     folder.mkdir()
     before = there.usage()
     started = time.monotonic()
-    run = admin.start_run(admin.create_run(_spec(task)).id)
+    run = admin.start_run(admin.create_run(spec).id)
     held = before.redis_held
     while not run.status.terminal:
         check()
@@ -108,10 +109,11 @@ def _row(task: Task, there: Host, admin: CoordinatorClient, check: Check) -> Fig
         run, held = admin.run(run.id), max(held, there.usage().redis_held)
     if run.status != "succeeded" or run.alarms:
         raise IsthmusError(f"run {run.id} of the bench {run.status}: {'; '.join(run.alarms) or run.reason}")
+    report = build_report(admin, run)
     sites = [seen_at(folder, site) for site in _SITES]
     return {
-        **_traffic(admin, run),
-        **_of_sites(sites, task.mib << 20),
+        **_traffic(report),
+        **_of_sites(sites, report["parameter_bytes"]),
         "coordinator_peak_mb": megabytes(there.peak()),
         "coordinator_before_mb": megabytes(before.resident),
         "redis_growth_mb": megabytes(held - before.redis_held),
@@ -119,10 +121,9 @@ def _row(task: Task, there: Host, admin: CoordinatorClient, check: Check) -> Fig
     }
 
 
-def _traffic(admin: CoordinatorClient, run: Run) -> Figures:
-    report = build_report(admin, run)
+def _traffic(report: Figures) -> Figures:
     up, down = (sum(site[f"outer_bytes_{way}"] for site in report["sites"]) for way in ("up", "down"))
-    naive = len(_SITES) * _ROUNDS * report["parameter_bytes"]
+    naive = len(_SITES) * report["outer_rounds"] * report["parameter_bytes"]
     return {
         "uploads_over_naive": rounded(up / naive),
         "downloads_over_naive": rounded(down / naive),
@@ -131,7 +132,7 @@ def _traffic(admin: CoordinatorClient, run: Run) -> Figures:
     }
 
 
-def _of_sites(sites: list[Seen], parameters: int) -> Figures:
+def _of_sites(sites: list[Seen], parameters: float) -> Figures:
     together = zip(*(site.spans for site in sites), strict=True)
     seconds = [max(end for _, end in spans) - min(begin for begin, _ in spans) for spans in together]
     return {
