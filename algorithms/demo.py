@@ -12,13 +12,12 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.aggregate import aggregate, norm, outlier_halvings
 from algorithms.apply import apply_update
-from algorithms.codec import parameters_digest
 from algorithms.decode import known_answer
+from algorithms.flat import FlatParameters
 from algorithms.gradients import all_finite, trainable_gradients
 from algorithms.layout import ParameterLayout, TensorSpec, canonical_name
 from algorithms.masters import read_flat, write_flat
@@ -42,7 +41,7 @@ class _Step:
     entry: StepEntry | Callable[[], StepEntry]
 
 
-class DeMo(torch.optim.Optimizer):
+class DeMo(FlatParameters, torch.optim.Optimizer):
     """DeMo, bit-exact on every device for every base update but `muon`.
 
     `params` are named parameters (`model.named_parameters()`), groups of them, or plain ones, which are then called
@@ -75,8 +74,7 @@ class DeMo(torch.optim.Optimizer):
             raise ValueError(f"rank {owned[0]} of {owned[1]} needs an exchange")
         self.settings = Settings(**settings)
         self.owned = owned
-        self.steps = 0
-        """Entries applied."""
+        self.steps = 0  # entries applied
         self.skipped_steps = 0
         """Steps in which this rank's gradients were not finite."""
         self.applied_lr: tuple[float, ...] = ()
@@ -258,32 +256,6 @@ class DeMo(torch.optim.Optimizer):
             if tensor.name in momentum:
                 values = momentum[tensor.name].to(parameter.device, torch.float32, copy=True)
                 self.state[parameter]["momentum"] = values
-
-    def masters(self) -> list[Tensor]:
-        """Every parameter as flat float32, in layout order: itself if contiguous float32, its master, or a copy."""
-        return [self._flat(index) for index in range(len(self._parameters))]
-
-    def read_parameters(self, tensors: range) -> NDArray[np.float32]:
-        """The float32 values of consecutive tensors of the layout, concatenated."""
-        parts = [self._flat(index).cpu().numpy() for index in tensors]
-        return np.concatenate([np.empty(0, np.float32), *parts])
-
-    @torch.no_grad()
-    def write_parameters(self, tensors: range, data: NDArray[np.float32]) -> None:
-        """Sets consecutive tensors of the layout, masters and casts. Raises ValueError unless data has their size."""
-        expected = self.layout.fragment_elements(tensors)
-        if data.dtype != np.float32 or data.shape != (expected,):
-            raise ValueError(f"tensors {tensors} have {expected} float32 elements, got {data.dtype} {data.shape}")
-        start = 0
-        for index in tensors:
-            flat = self._flat(index)
-            flat.copy_(torch.from_numpy(data[start : start + flat.numel()].copy()))
-            write_flat(self._parameters[index], flat)
-            start += flat.numel()
-
-    def parameters_digest(self) -> str:
-        """SHA-256 (hex) of the float32 parameters in layout order (rule C3)."""
-        return parameters_digest(flat.cpu().numpy() for flat in self.masters())
 
     def state_dict(self) -> dict[str, Any]:
         """State and groups as torch keeps them; under `demo` the counters, and what gives the state its meaning.

@@ -4,11 +4,15 @@ numpy only. It knows flat float32 arrays, not fragments, regions or where the co
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["nesterov", "pseudo_gradient", "weighted_mean"]
+__all__ = ["OuterOptimizer", "heavy_ball", "nesterov", "outer_update", "pseudo_gradient", "weighted_mean"]
+
+Values = NDArray[np.float32]
+OuterOptimizer = Literal["nesterov", "sgd", "average"]
 
 BLOCK = 1 << 18
 
@@ -39,14 +43,41 @@ def pseudo_gradient(anchor: NDArray[np.float32], mean: NDArray[np.float64]) -> N
     return anchor.astype(np.float64) - mean
 
 
+def outer_update(
+    optimizer: OuterOptimizer, anchor: Values, buffer: Values, mean: NDArray[np.float64], lr: float, momentum: float
+) -> tuple[Values, Values]:
+    """One outer step: the new anchor and buffer. All arrays (n,).
+
+    `average`: the mean is the anchor, and the buffer stays as it is. Raises ValueError if sizes differ.
+    """
+    _check_sizes(anchor, buffer, mean)
+    if optimizer == "average":
+        return mean.astype(np.float32), buffer
+    step = nesterov if optimizer == "nesterov" else heavy_ball
+    return step(anchor, buffer, mean, lr, momentum)
+
+
 def nesterov(
-    anchor: NDArray[np.float32], buffer: NDArray[np.float32], mean: NDArray[np.float64], lr: float, momentum: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    anchor: Values, buffer: Values, mean: NDArray[np.float64], lr: float, momentum: float
+) -> tuple[Values, Values]:
     """One outer step: `g = anchor - mean`, `buf <- momentum*buf + g`, `anchor <- anchor - lr*(g + momentum*buf)`.
 
     All arrays (n,). Computed in float64, each result rounded to float32 once. With lr 1 and momentum 0 the new anchor
     is exactly the mean rounded to float32. Returns the new anchor and buffer. Raises ValueError if sizes differ.
     """
+    return _step(anchor, buffer, mean, lr, momentum, ahead=True)
+
+
+def heavy_ball(
+    anchor: Values, buffer: Values, mean: NDArray[np.float64], lr: float, momentum: float
+) -> tuple[Values, Values]:
+    """One outer step like `nesterov`, but without look-ahead: `anchor <- anchor - lr*buf`."""
+    return _step(anchor, buffer, mean, lr, momentum, ahead=False)
+
+
+def _step(
+    anchor: Values, buffer: Values, mean: NDArray[np.float64], lr: float, momentum: float, *, ahead: bool
+) -> tuple[Values, Values]:
     _check_sizes(anchor, buffer, mean)
     new_anchor, new_buffer = np.empty_like(anchor), np.empty_like(buffer)
     for part in _parts(anchor.size):
@@ -55,8 +86,11 @@ def nesterov(
         new_buffer[part] = momenta
         if lr == 1 and momentum == 0:
             new_anchor[part] = mean[part]
+        elif lr == 0:
+            new_anchor[part] = anchor[part]  # a difference would lose the sign of -0
         else:
-            new_anchor[part] = anchor[part].astype(np.float64) - lr * (gradient + momentum * momenta)
+            direction = gradient + momentum * momenta if ahead else momenta
+            new_anchor[part] = anchor[part].astype(np.float64) - lr * direction
     return new_anchor, new_buffer
 
 

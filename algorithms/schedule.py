@@ -4,7 +4,7 @@ import math
 import struct
 from typing import Literal
 
-__all__ = ["FLOOR", "Schedule", "learning_rate", "outer_due"]
+__all__ = ["FLOOR", "Schedule", "learning_rate", "outer_due", "outer_number", "outer_step"]
 
 Schedule = Literal["constant", "cosine", "linear"]
 
@@ -37,6 +37,16 @@ def learning_rate(step: int, *, lr: float, steps: int, warmup: int, schedule: Sc
 def outer_due(step: int, every: int | None, steps: int) -> bool:
     """Whether an outer step follows inner step `step`: every `every` steps, and after the last one (rule A19)."""
     return every is not None and (step % every == 0 or step == steps)
+
+
+def outer_step(number: int, every: int, steps: int) -> int:
+    """The inner step that outer round 1, 2, ... follows; the last one there is for any number after it."""
+    return min(number * every, steps)
+
+
+def outer_number(step: int, every: int) -> int:
+    """The outer round that follows inner step `step`, or the next one if none does."""
+    return -(-step // every)
 
 
 def _float32(value: float) -> float:

@@ -10,8 +10,18 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
+from algorithms.outer import OuterOptimizer
 from algorithms.parts import PART_BYTES
 from algorithms.settings import (
     INEXACT_BASE_UPDATES,
@@ -49,6 +59,7 @@ _MAX_DEPTH = 32
 _DEFAULTS = Settings()
 Step = Annotated[int, Field(ge=0, le=2**48)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Message(BaseModel):
@@ -58,9 +69,46 @@ class Message(BaseModel):
 # --- run specification ------------------------------------------------------------------------------------------------
 
 
-class OptimizerSpec(Message):
-    """DeMo at every inner step; `algorithms.Settings` says more of each setting."""
+Kind = Literal["demo", "adamw", "muon", "sgd", "custom"]
+Exchange = Literal["demo", "none"]
 
+_SETTINGS = frozenset(field.name for field in fields(Settings))
+_INNER: dict[str, frozenset[str]] = {
+    "demo": frozenset({"preset"}) | _SETTINGS,
+    "adamw": frozenset({"betas", "eps"}),
+    "muon": frozenset({"momentum", "nesterov", "betas", "eps"}),
+    "sgd": frozenset({"momentum", "nesterov"}),
+    "custom": frozenset(),
+}
+"""The settings that not every kind of optimizer has, by kind."""
+_OUTER: dict[str, frozenset[str]] = {
+    "nesterov": frozenset({"lr", "momentum"}),
+    "sgd": frozenset({"lr", "momentum"}),
+    "average": frozenset(),
+}
+
+
+def _foreign(owned: dict[str, frozenset[str]], chosen: Any) -> frozenset[str]:
+    """The settings that only others than the chosen one have."""
+    return frozenset().union(*owned.values()) - owned[chosen] if chosen in owned else frozenset()
+
+
+def _refuse_foreign(given: Any, what: str, owned: dict[str, frozenset[str]], default: str) -> None:
+    if not isinstance(given, dict) or not isinstance(chosen := given.get(what, default), str):
+        return
+    if wrong := sorted(_foreign(owned, chosen) & given.keys()):
+        raise ValueError(f"{what} = {chosen} has no setting {', '.join(wrong)}: leave it out")
+
+
+class OptimizerSpec(Message):
+    """What moves the parameters at every inner step; `algorithms.Settings` says more of each setting of DeMo.
+
+    Settings that a kind does not have are refused, and are not written either.
+    """
+
+    kind: Kind = Field(
+        default="demo", description="others than demo train without rounds: `exchange` must be `none` then"
+    )
     preset: Literal["paper", "reference", "default"] | None = Field(
         default=None, description="settings to begin with, under those that are given themselves"
     )
@@ -93,6 +141,22 @@ class OptimizerSpec(Message):
         default=_DEFAULTS.base_update, description="how the decoded update moves the parameters"
     )
     beta2: float = Field(default=_DEFAULTS.beta2, ge=0, lt=1, description="decay of adam's second moment")
+    betas: tuple[Decay, Decay] = Field(
+        default=(0.9, 0.999), description="adamw, and muon where that uses AdamW: decays of both moments"
+    )
+    eps: float = Field(default=1e-8, gt=0, le=1, description="adamw, and muon where that uses AdamW")
+    momentum: float = Field(default=0.95, ge=0, lt=1, description="muon and sgd")
+    nesterov: bool = Field(default=True, description="muon and sgd: whether the momentum looks ahead")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _are_of_this_kind(cls, given: Any) -> Any:
+        _refuse_foreign(given, "kind", _INNER, "demo")
+        return given
+
+    @model_serializer(mode="wrap")
+    def _without_foreign(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        return {name: value for name, value in handler(self).items() if name not in _foreign(_INNER, self.kind)}
 
     @model_validator(mode="before")
     @classmethod
@@ -107,17 +171,32 @@ class OptimizerSpec(Message):
 
     def settings(self) -> SettingsDict:
         """What `DeMo` takes."""
-        names = {field.name for field in fields(Settings)}
-        return cast(SettingsDict, self.model_dump(include=names))
+        return cast(SettingsDict, {name: getattr(self, name) for name in _SETTINGS})
 
 
 class OuterSpec(Message):
     """A DiLoCo outer step over full parameters, every H steps and after the last one."""
 
     every: int = Field(ge=1, description="H, in inner steps")
+    optimizer: OuterOptimizer = Field(
+        default="nesterov", description="sgd: momentum without look-ahead; average: the mean is the anchor"
+    )
     lr: float = Field(default=0.7, ge=0, le=10, description="1 with momentum 0 is plain averaging")
-    momentum: float = Field(default=0.5, ge=0, lt=1, description="Nesterov; 0.9 for long runs")
+    momentum: float = Field(default=0.5, ge=0, lt=1, description="0.9 for long runs")
+    state: Literal["keep", "reset"] = Field(
+        default="keep", description="what becomes of momentum and inner optimizer state at an outer step"
+    )
     fragments: int = Field(default=1, ge=1, le=4096, description="parts of the parameters that move one by one")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _are_of_this_optimizer(cls, given: Any) -> Any:
+        _refuse_foreign(given, "optimizer", _OUTER, "nesterov")
+        return given
+
+    @model_serializer(mode="wrap")
+    def _without_foreign(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        return {name: value for name, value in handler(self).items() if name not in _foreign(_OUTER, self.optimizer)}
 
 
 class RoundsSpec(Message):
@@ -178,6 +257,11 @@ class RunSpec(Message):
         min_length=1,
         description="sites by region, instead of `sites` and of the regions that they registered with",
     )
+    exchange: Exchange = Field(
+        default="demo",
+        description="what the sites of a region do at every step; none: a region is one site, which trains by itself "
+        "from one outer round to the next",
+    )
     optimizer: OptimizerSpec = OptimizerSpec()
     outer: OuterSpec | None = None
     rounds: RoundsSpec = RoundsSpec()
@@ -211,6 +295,7 @@ class RunSpec(Message):
                 "below 1: parameters would change their sign"
             )
         self._require_fitting_sites()
+        self._require_fitting_exchange()
         return self
 
     def _require_fitting_sites(self) -> None:
@@ -220,6 +305,22 @@ class RunSpec(Message):
         if len(set(names)) < len(names):
             what = "regions" if self.regions else "sites"
             raise ValueError(f"{what} names a site twice: {', '.join(sorted(names))}")
+
+    def _require_fitting_exchange(self) -> None:
+        if self.exchange == "demo":
+            if self.optimizer.kind != "demo":
+                raise ValueError(
+                    f'optimizer.kind = {self.optimizer.kind} trains without rounds: add "exchange": "none", and `outer`'
+                )
+            return
+        if self.outer is None:
+            raise ValueError("exchange = none without `outer`: the sites would never meet; add `outer`")
+        if self.rounds.overlap:
+            raise ValueError("rounds.overlap with exchange = none: there are no rounds to overlap; leave it out")
+        if self.rounds.min_sites > 1:
+            raise ValueError(
+                f"rounds.min_sites = {self.rounds.min_sites} with exchange = none: a region is one site; leave it out"
+            )
 
     @property
     def named_sites(self) -> list[str] | None:
@@ -375,6 +476,7 @@ class Run(Message):
     members: list[MemberView]
     regions: list[RegionView]
     alarms: list[str]
+    warnings: list[str] = Field(default_factory=list, description="what is as it was asked for, and may not be meant")
 
 
 class JoinRequest(Message):
@@ -455,10 +557,14 @@ class Announcement(Message):
     """A site's copy of one fragment after the last step of an outer round."""
 
     digest: Digest
+    tokens: Count = Field(
+        default=0, description="trained on since the last anchor; counts where no log tells, with exchange `none`"
+    )
 
 
 class AnnouncementReply(Message):
     upload: bool = Field(description="this site is asked for the blob; announce again once it is stored")
+    evaluate: bool = Field(description="this site runs the held-out evaluation (rule C10)")
 
 
 class FinalReport(Message):

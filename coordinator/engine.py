@@ -214,12 +214,12 @@ class Engine:
             start=state.start.parameters,
             anchor=state.anchors[job.fragment],
             momentum=state.momenta[job.fragment],
-            regions=tuple((digest, state.outer.weights[name]) for name, digest in sorted(digests.items())),
+            regions=tuple((there, state.outer.weights[name]) for name, there in sorted(digests.items())),
         )
-        drafts = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
-        with drafts[0], drafts[1]:
-            anchor, momentum = [await in_thread(draft.commit) for draft in drafts]
-        await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum))
+        made = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
+        with made.anchor, made.momentum:
+            anchor, momentum = [await in_thread(draft.commit) for draft in (made.anchor, made.momentum)]
+        await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum, made.rejected))
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,15 +83,21 @@ def _reasons(by_site: dict[str, str]) -> list[dict[str, str]]:
 
 
 def anchor_header(
-    region: Region, *, number: int, fragment: int, digest: str, participants: list[tuple[str, str, int]]
+    region: Region, *, number: int, fragment: int, digest: str, participants: list[tuple[str, tuple[str, ...], int]]
 ) -> Header:
-    """`participants`: region, digest of its copy, weight in tokens; in region order."""
+    """`participants`: region, digests of which its copy was made, weight in tokens; in region order.
+
+    The mean of several copies has no digest: then `digest` is null, and `copies` lists theirs.
+    """
     return _common("anchor", region) | {
         "outer_round": number,
         "fragment": fragment,
         "generation": number,
         "digest": digest,
         "participants": [
-            {"region": name, "digest": copy, "weight": weight} for name, copy, weight in sorted(participants)
+            {"region": name, "digest": copies[0], "weight": weight}
+            if len(copies) == 1
+            else {"region": name, "digest": None, "copies": list(copies), "weight": weight}
+            for name, copies, weight in sorted(participants)
         ],
     }

@@ -160,6 +160,16 @@ class AnsweredLate:
 
 
 @dataclass(frozen=True)
+class Arrived:
+    """A site whose region has no rounds has trained up to an outer round, on so many tokens since the last anchor."""
+
+    site: str
+    attempt: int
+    number: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Announced:
     site: str
     attempt: int
@@ -203,14 +213,15 @@ class Aggregated:
 class Averaged:
     """The outer step of one fragment was computed: blobs of its new anchor and of its outer momentum.
 
-    `copies`: the digests that were averaged, by region.
+    `copies`: by region, the digests of which its copy was made. Those in `rejected` were left out: not finite.
     """
 
     number: int
     fragment: int
-    copies: dict[str, str]
+    copies: dict[str, tuple[str, ...]]
     anchor: str
     momentum: str | None
+    rejected: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -267,6 +278,7 @@ Event = (
     | CaughtUp
     | Answer
     | AnsweredLate
+    | Arrived
     | Announced
     | FinalReported
     | Aggregated

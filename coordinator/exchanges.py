@@ -13,9 +13,10 @@ from api.service import Answer
 from coordinator.blobs import Blobs
 from coordinator.contributions import Complete, Contributions
 from coordinator.engine import Engine
-from coordinator.events import Abstained, Announced, Contributed
+from coordinator.events import Abstained, Announced, Arrived, Contributed
 from coordinator.logs import Logs
-from coordinator.quorum import remaining
+from coordinator.outer_events import region_copies
+from coordinator.quorum import all_announced, remaining
 from coordinator.recent import Recent
 from coordinator.records import RunState
 from coordinator.store import Store
@@ -185,17 +186,26 @@ class Exchanges:
             opened = state.outer_rounds + (state.outer is not None)
             return opened >= number or not state.going_on
 
+        if not (await self._store.load(run)).state.has_rounds:
+            await self._engine.apply(run, Arrived(site, attempt, number, announcement.tokens))
         await self._engine.wait(run, open_or_over, wait)
         digest = announcement.digest
         event = Announced(site, attempt, number, fragment, digest, stored=await self._blobs.has(digest))
         state = await self._engine.apply(run, event)
-        outer = state.outer
-        if outer is None or outer.number != number or digest in outer.fragments[fragment].stored:
-            return schemas.AnnouncementReply(upload=False)
-        there = remaining(state)
-        copies = outer.fragments[fragment].copies.items()
-        first = next((holder for holder, copy in copies if copy == digest and holder in there), None)
-        return schemas.AnnouncementReply(upload=first == site)
+        return schemas.AnnouncementReply(
+            upload=_is_asked(state, number, fragment, site, digest), evaluate=state.first_site == site
+        )
+
+
+def _is_asked(state: RunState, number: int, fragment: int, site: str, digest: str) -> bool:
+    """Whether this site is to upload its copy: the first that holds it, if it counts, as far as that is known."""
+    outer = state.outer
+    if outer is None or outer.number != number or digest in outer.fragments[fragment].stored:
+        return False
+    there, known = remaining(state), outer.fragments[fragment]
+    if all_announced(known, state) and not any(digest in copies for copies in region_copies(state, known).values()):
+        return False
+    return site == next((holder for holder, copy in known.copies.items() if copy == digest and holder in there), None)
 
 
 def _closed(state: RunState, region: str, step: int) -> bool:

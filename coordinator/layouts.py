@@ -56,17 +56,22 @@ def checked_layout(value: dict[str, object], spec: RunSpec) -> ParameterLayout:
             if getattr(layout, name) != getattr(spec.optimizer, name):
                 theirs = getattr(spec.optimizer, name)
                 raise ValueError(f"the layout has {name} {getattr(layout, name)}, the run's spec {theirs}")
-        size = contribution_bytes(layout, spec.optimizer.k, spec.optimizer.codec, spec.optimizer.indices)
-        if size > (limit := MAX_PARTS * spec.part_bytes):
-            raise ValueError(
-                f"a contribution to this model would take {size} bytes, more than the {limit} of {MAX_PARTS} parts of "
-                f"part_bytes = {spec.part_bytes}: lower optimizer.k (now {spec.optimizer.k}) or use codec sign"
-            )
+        if spec.exchange != "none":
+            _require_sendable(layout, spec)
         if spec.outer is not None:
             layout.fragments(spec.outer.fragments)
     except ValueError as error:
         raise InvalidError("bad_layout", f"layout: {error}") from None
     return layout
+
+
+def _require_sendable(layout: ParameterLayout, spec: RunSpec) -> None:
+    size = contribution_bytes(layout, spec.optimizer.k, spec.optimizer.codec, spec.optimizer.indices)
+    if size > (limit := MAX_PARTS * spec.part_bytes):
+        raise ValueError(
+            f"a contribution to this model would take {size} bytes, more than the {limit} of {MAX_PARTS} parts of "
+            f"part_bytes = {spec.part_bytes}: lower optimizer.k (now {spec.optimizer.k}) or use codec sign"
+        )
 
 
 def require_same_layout(theirs: ParameterLayout, ours: ParameterLayout, site: str) -> None:

@@ -131,7 +131,7 @@ def begun(state: RunState, now: datetime) -> Transition:
     Then every log begins with it, and whoever is there is active.
     """
     present = state.present()
-    enough = all(len(state.present(region)) >= state.spec.rounds.min_sites for region in state.regions)
+    enough = all(len(state.present(region)) >= state.spec.rounds.min_sites for region in state.needed_regions)
     if state.start is None or not enough or not all(state.members[site].ready for site in present):
         return Transition(state)
     for site in present:

@@ -16,6 +16,7 @@ from coordinator.events import (
     SiteLost,
     SiteRemoved,
 )
+from coordinator.opening import arrived_at
 from coordinator.quorum import remaining
 from coordinator.records import Member, OuterRound, RunState
 from coordinator.transitions import (
@@ -110,7 +111,8 @@ def caught_up(event: CaughtUp, state: RunState, now: datetime) -> Transition:
     """Near the head of the log a site becomes active; in an outer round only at it, if nobody else holds the copies.
 
     Near suffices because the open round waits for it from now on; to meet the head exactly it would have to be faster
-    than the others are.
+    than the others are. Where regions have no rounds, the head is the last outer round; and nobody who waits for the
+    next one already is made to wait for another site's way to it.
     """
     member = ranks_of(state, event.site, event.attempt)
     going_on(state, to="catch up")
@@ -123,7 +125,9 @@ def caught_up(event: CaughtUp, state: RunState, now: datetime) -> Transition:
             "off_chain", f"entry {event.position.seq} of site {event.site} is not in the log of {member.region}"
         )
     outer = state.outer
-    if head.seq - event.position.seq > (NEAR if outer is None else 0):
+    if head.seq - event.position.seq > (NEAR if outer is None and state.has_rounds else 0):
+        return Transition(state)
+    if outer is None and not state.has_rounds and arrived_at(state, state.outer_rounds + 1):
         return Transition(state)
     if outer is not None and event.site not in outer.participants:
         if remaining(state) or member.region not in outer.weights:
@@ -188,6 +192,12 @@ def site_back(event: SiteBack, state: RunState, now: datetime) -> Transition:
 def site_added(event: SiteAdded, state: RunState, now: datetime) -> Transition:
     """A new member, or one that was excluded, which gets its restarts anew."""
     require_status(state, *_ALIVE, to="add a site")
+    others = [one.site for one in state.members.values() if one.region == event.region and not one.excluded]
+    if not state.has_rounds and set(others) - {event.site}:
+        raise ConflictError(
+            "region_taken",
+            f"region {event.region} of run {state.id} is site {others[0]}: with exchange = none a region is one site",
+        )
     if event.region not in state.regions:
         raise ConflictError(
             "no_such_region",

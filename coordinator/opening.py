@@ -1,10 +1,10 @@
 """Pure: what opens next, in each region and between them."""
 
-from algorithms.schedule import outer_due
+from algorithms.schedule import outer_due, outer_step
 from coordinator.records import FragmentRound, OuterRound, Round, RunState
 from coordinator.transitions import with_, with_region
 
-__all__ = ["left_behind", "opened", "outer_round_due"]
+__all__ = ["arrived_at", "left_behind", "opened", "outer_round_due"]
 
 
 def opened(state: RunState) -> RunState:
@@ -18,7 +18,7 @@ def opened(state: RunState) -> RunState:
     if live and live <= due:
         aggregating = any(region.round is not None and region.round.frozen for region in state.regions.values())
         return state if aggregating else _outer_opened(state, live)
-    for name, region in state.regions.items():
+    for name, region in state.regions.items() if state.has_rounds else ():
         if region.round is None and name not in due and region.step < state.spec.steps:
             state = with_region(state, name, round=Round(step=region.step + 1))
     return state
@@ -38,7 +38,15 @@ def _live_regions(state: RunState) -> set[str]:
 
 
 def _due_regions(state: RunState) -> set[str]:
+    if not state.has_rounds:
+        return {state.members[site].region for site in arrived_at(state, state.outer_rounds + 1)}
     return {name for name, region in state.regions.items() if outer_round_due(state, region.step)}
+
+
+def arrived_at(state: RunState, number: int) -> list[str]:
+    """Live sites that have trained up to this outer round, where regions have no rounds."""
+    arrivals = {site: state.members[site].arrived for site in state.live()}
+    return [site for site, arrival in arrivals.items() if arrival is not None and arrival.number == number]
 
 
 def outer_round_due(state: RunState, step: int) -> bool:
@@ -46,21 +54,29 @@ def outer_round_due(state: RunState, step: int) -> bool:
     if state.spec.outer is None:
         return False
     every, steps = state.spec.outer.every, state.spec.steps
-    last = min(state.outer_rounds * every, steps)
-    return step > last and outer_due(step, every, steps)
+    return step > outer_step(state.outer_rounds, every, steps) and outer_due(step, every, steps)
 
 
 def _outer_opened(state: RunState, live: set[str]) -> RunState:
     """Rounds of the other regions, which nobody has answered, end here: these regions go on from the anchors."""
-    assert state.spec.outer is not None
-    fragments = state.spec.outer.fragments
+    spec = state.spec.outer
+    assert spec is not None
+    number = state.outer_rounds + 1
     for name in state.regions.keys() - live:
         state = with_region(state, name, round=None)
     outer = OuterRound(
-        number=state.outer_rounds + 1,
-        step=max(state.regions[name].step for name in live),
-        weights={name: state.regions[name].tokens for name in sorted(live)},
+        number=number,
+        step=outer_step(number, spec.every, state.spec.steps),
+        weights={name: _tokens(state, name) for name in sorted(live)},
         participants=frozenset(state.live()),
-        fragments=tuple(FragmentRound() for _ in range(fragments)),
+        fragments=tuple(FragmentRound() for _ in range(spec.fragments)),
     )
     return with_(state, outer=outer)
+
+
+def _tokens(state: RunState, region: str) -> int:
+    """Trained on since the last anchor (A12)."""
+    if state.has_rounds:
+        return state.regions[region].tokens
+    arrivals = (state.members[site].arrived for site in state.live(region))
+    return sum(arrival.tokens for arrival in arrivals if arrival is not None)

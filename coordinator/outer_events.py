@@ -7,14 +7,28 @@ from api import schemas
 from api.errors import ConflictError
 from api.schemas import Resume
 from coordinator.entries import anchor_header
-from coordinator.events import Announced, Averaged
-from coordinator.quorum import agreed_copy, all_announced, remaining
-from coordinator.records import FragmentRound, RunState
+from coordinator.events import Announced, Arrived, Averaged
+from coordinator.quorum import agreed_copies, all_announced, remaining
+from coordinator.records import Arrival, FragmentRound, RunState
 from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member
 
-__all__ = ["announced", "averaged", "region_copies", "with_alarms"]
+__all__ = ["announced", "arrived", "averaged", "region_copies", "with_alarms"]
 
 T = TypeVar("T")
+
+
+def arrived(event: Arrived, state: RunState, now: datetime) -> Transition:
+    """The site of a region without rounds is ready for the next outer round; whatever was thought of it, it is there.
+
+    It counts from the first time on: what it says of an outer round that is open, or over, changes nothing.
+    """
+    member = ranks_of(state, event.site, event.attempt)
+    going_on(state, to="arrive at an outer round")
+    next_one = state.outer is None and event.number == state.outer_rounds + 1
+    if state.has_rounds or not next_one or (member.arrived is not None and member.arrived.number == event.number):
+        return Transition(state)
+    arrival = Arrival(number=event.number, tokens=event.tokens)
+    return Transition(with_member(state, event.site, arrived=arrival, away="", benched_until=None))
 
 
 def announced(event: Announced, state: RunState, now: datetime) -> Transition:
@@ -55,11 +69,14 @@ def _with_fragment(state: RunState, index: int, fragment: FragmentRound) -> RunS
     return with_(state, outer=state.outer.model_copy(update={"fragments": fragments}))
 
 
-def region_copies(state: RunState, fragment: FragmentRound) -> dict[str, str]:
-    """The digest of each region's copy: what most of its participants hold. Regions without one have none."""
+def region_copies(state: RunState, fragment: FragmentRound) -> dict[str, tuple[str, ...]]:
+    """The digests of which each region's copy is made: one, if most of its participants hold that.
+
+    Regions without participants have none.
+    """
     assert state.outer is not None
     sites = {name: remaining(state, name) for name in state.outer.weights}
-    return {name: agreed_copy(fragment.copies, there) for name, there in sites.items() if there}
+    return {name: agreed_copies(fragment.copies, there) for name, there in sites.items() if there}
 
 
 def with_alarms(state: RunState) -> RunState:
@@ -70,12 +87,19 @@ def with_alarms(state: RunState) -> RunState:
     for index, fragment in enumerate(state.outer.fragments):
         if fragment.anchor is not None or not all_announced(fragment, state):
             continue
-        for region, copy in region_copies(state, fragment).items():
-            astray = [site for site in remaining(state, region) if fragment.copies[site] != copy]
-            alarm = f"step {state.outer.step}: fragment {index} of {', '.join(astray)} differs from region {region}'s"
-            if astray and alarm not in alarms:
+        for region, copies in region_copies(state, fragment).items():
+            alarm = f"step {state.outer.step}: fragment {index} of {_astray(state, fragment, region, copies)}"
+            if any(fragment.copies[site] != copies[0] for site in remaining(state, region)) and alarm not in alarms:
                 alarms.append(alarm)
     return with_(state, alarms=tuple(alarms))
+
+
+def _astray(state: RunState, fragment: FragmentRound, region: str, copies: tuple[str, ...]) -> str:
+    if len(copies) == 1:
+        astray = [site for site in remaining(state, region) if fragment.copies[site] != copies[0]]
+        return f"{', '.join(astray)} differs from region {region}'s"
+    sites = ", ".join(remaining(state, region))
+    return f"region {region} differs between {sites}, and no copy has a majority: those that are finite are averaged"
 
 
 def averaged(event: Averaged, state: RunState, now: datetime) -> Transition:
@@ -88,8 +112,12 @@ def averaged(event: Averaged, state: RunState, now: datetime) -> Transition:
         return Transition(state)
     if region_copies(state, fragment) != event.copies:
         return Transition(state)
-    participants = [(name, copy, outer.weights[name]) for name, copy in event.copies.items()]
-    done = fragment.model_copy(update={"anchor": event.anchor, "distinct": len(set(event.copies.values()))})
+    good = {name: tuple(copy for copy in copies if copy not in event.rejected) for name, copies in event.copies.items()}
+    participants = [(name, copies, outer.weights[name]) for name, copies in good.items() if copies]
+    state = _with_rejected(state, event, fragment)
+    done = fragment.model_copy(
+        update={"anchor": event.anchor, "distinct": len({copy for copies in good.values() for copy in copies})}
+    )
     state = with_(
         _with_fragment(state, event.fragment, done),
         anchors=_replaced(state.anchors, event.fragment, event.anchor),
@@ -103,6 +131,15 @@ def averaged(event: Averaged, state: RunState, now: datetime) -> Transition:
         )
         after = after.then(append(after.state, there, header))
     return after.then(_outer_finished(after.state))
+
+
+def _with_rejected(state: RunState, event: Averaged, fragment: FragmentRound) -> RunState:
+    assert state.outer is not None
+    sites = [site for site in remaining(state) if fragment.copies[site] in event.rejected]
+    if not sites:
+        return state
+    alarm = f"step {state.outer.step}: fragment {event.fragment} of {', '.join(sites)} is not finite and was left out"
+    return with_(state, alarms=(*state.alarms, alarm))
 
 
 def _replaced(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:

@@ -8,7 +8,7 @@ from statistics import median
 from api.schemas import RoundsSpec
 from coordinator.records import FragmentRound, Region, RunState
 
-__all__ = ["agreed_copy", "all_announced", "allowance_s", "closes_at", "may_close", "remaining"]
+__all__ = ["agreed_copies", "all_announced", "allowance_s", "closes_at", "may_close", "remaining"]
 
 DELAYS_KEPT = 8
 _DELAYS_NEEDED = 4
@@ -69,8 +69,8 @@ def all_announced(fragment: FragmentRound, state: RunState) -> bool:
     return bool(sites) and fragment.copies.keys() >= set(sites)
 
 
-def agreed_copy(copies: Mapping[str, str], members: Collection[str]) -> str:
-    """The digest that most members hold; a tie goes to the lowest-named site's."""
+def agreed_copies(copies: Mapping[str, str], members: Collection[str]) -> tuple[str, ...]:
+    """The digest that more than half of the members hold; without one, all that they hold, sorted (A11)."""
     votes = Counter(copies[site] for site in members)
-    most = max(votes.values())
-    return next(copies[site] for site in sorted(members) if votes[copies[site]] == most)
+    (most, count), *_ = votes.most_common(1)
+    return (most,) if 2 * count > len(members) else tuple(sorted(votes))

@@ -8,6 +8,7 @@ from algorithms.settings import STATEFUL_BASE_UPDATES
 from api.schemas import Condition, Position, Resume, RunSpec, RunStatus
 
 __all__ = [
+    "Arrival",
     "FragmentRound",
     "Layout",
     "Member",
@@ -74,6 +75,13 @@ class Missed(Record):
     first_answer: datetime
 
 
+class Arrival(Record):
+    """A site whose region has no rounds has trained up to the step of an outer round, on so many tokens."""
+
+    number: int
+    tokens: int
+
+
 class Member(Record):
     """A site in a run, with one attempt of its ranks at a time.
 
@@ -89,6 +97,7 @@ class Member(Record):
         missed: rounds in a row that closed without its answer.
         late: the first of those that its ranks may still be busy with.
         listed: the last step whose entry lists its contribution, 0 for none (rule A10).
+        arrived: where it is, if its region has no rounds.
         benched_until: the earliest time of its release.
         away, excluded: the reasons, while this holds.
     """
@@ -107,6 +116,7 @@ class Member(Record):
     delays: tuple[float, ...] = ()
     missed: int = 0
     listed: int = 0
+    arrived: Arrival | None = None
     late: Missed | None = None
     benched_until: datetime | None = None
     away: str = ""
@@ -214,9 +224,20 @@ class RunState(Record):
         """Entry 0 is in the logs, and the run has not been told to stop."""
         return self.status in (RunStatus.RUNNING, RunStatus.PAUSED)
 
+    @property
+    def has_rounds(self) -> bool:
+        """Whether regions exchange at every step; else each is one site, which trains up to the next outer round."""
+        return self.spec.exchange != "none"
+
+    @property
+    def needed_regions(self) -> list[str]:
+        """Those that must have their sites before the run begins: without rounds it does without excluded ones."""
+        left = {member.region for member in self.members.values() if not member.excluded}
+        return [name for name in self.regions if self.has_rounds or name in left]
+
     def entrance(self, region: str) -> Resume | None:
         """Where the region's log may be entered; None: at entry 0 only, as with base updates that keep state."""
-        stateful = self.spec.optimizer.base_update in STATEFUL_BASE_UPDATES
+        stateful = self.has_rounds and self.spec.optimizer.base_update in STATEFUL_BASE_UPDATES
         return None if stateful else self.regions[region].resume
 
     @property

@@ -66,13 +66,14 @@ def _stopped(state: RunState, now: datetime) -> RunState:
 
 
 def _without_region(state: RunState, now: datetime) -> RunState:
-    """A region whose sites are all excluded is the end of the run."""
-    for region in state.regions:
-        excluded = {member.site: member.excluded for member in state.members.values() if member.region == region}
-        if all(excluded.values()):
-            listed = "; ".join(f"site {site}, {because}" for site, because in sorted(excluded.items()))
-            return in_status(state, RunStatus.FAILED, now, f"no site is left in region {region}: {listed}")
-    return state
+    """A region whose sites are all excluded is the end of the run; without rounds, when all regions are such."""
+    left = {member.region for member in state.members.values() if not member.excluded}
+    lost = state.regions.keys() - left
+    if not lost or (left and not state.has_rounds):
+        return state
+    excluded = {member.site: member.excluded for member in state.members.values() if member.region == min(lost)}
+    listed = "; ".join(f"site {site}, {because}" for site, because in sorted(excluded.items()))
+    return in_status(state, RunStatus.FAILED, now, f"no site is left in region {min(lost)}: {listed}")
 
 
 def _moved_on(state: RunState, now: datetime) -> Transition:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -187,22 +187,11 @@ class Sites:
         if not names:
             others = f"; online are {', '.join(site.name for site in online)}" if online else ""
             faults.append(f"no site that allows task {spec.task!r} is online{others}: start one with `isthmus agent`")
-        placed = {name: site.region for name, site in there.items()} | _placed(spec)
-        regions = Counter(placed[name] for name in names if name in there)
-        if len(regions) > 1 and spec.outer is None:
-            faults.append(
-                f"the sites are in regions {', '.join(sorted(regions))}, which would never meet: add `outer` to the "
-                "spec, or name sites of one region"
-            )
-        least = spec.rounds.min_sites
-        faults += [
-            f"region {region} has {count} sites, rounds.min_sites asks for {least}"
-            for region, count in sorted(regions.items())
-            if count < least
-        ]
+        places = {name: _region(name, there[name].region, spec) for name in names if name in there}
+        faults += _faults_of_regions(places, spec)
         if faults:
             raise ConflictError("sites_not_ready", "the run cannot start: " + "; ".join(faults), errors=faults)
-        return {name: placed[name] for name in names}
+        return places
 
     async def region_of(self, name: str, spec: schemas.RunSpec) -> str:
         """The region of a site that is to be added to a run.
@@ -214,12 +203,34 @@ class Sites:
         fault = _fault(name, site, spec)
         if site is None or fault:
             raise ConflictError("sites_not_ready", f"site {name} cannot be added: {fault}")
-        return _placed(spec).get(name, site.region)
+        return _region(name, site.region, spec)
 
 
-def _placed(spec: schemas.RunSpec) -> dict[str, str]:
-    """Region by site, as far as the spec says."""
-    return {site: region for region, sites in (spec.regions or {}).items() for site in sites}
+def _region(name: str, registered: str, spec: schemas.RunSpec) -> str:
+    """Where the spec puts the site, or else where it has registered itself."""
+    return next((region for region, sites in (spec.regions or {}).items() if name in sites), registered)
+
+
+def _faults_of_regions(places: Mapping[str, str], spec: schemas.RunSpec) -> list[str]:
+    """`places`: region by site."""
+    sites: dict[str, list[str]] = {}
+    for name, region in sorted(places.items()):
+        sites.setdefault(region, []).append(name)
+    faults = []
+    if len(sites) > 1 and spec.outer is None:
+        faults.append(
+            f"the sites are in regions {', '.join(sorted(sites))}, which would never meet: add `outer` to the spec, or "
+            "name sites of one region"
+        )
+    for region, there in sorted(sites.items()):
+        if len(there) < spec.rounds.min_sites:
+            faults.append(f"region {region} has {len(there)} sites, rounds.min_sites asks for {spec.rounds.min_sites}")
+        if len(there) > 1 and spec.exchange == "none":
+            faults.append(
+                f"region {region} has sites {', '.join(there)}, and with exchange = none a region is one site: give "
+                "each a region of its own by `regions` in the spec, or let them exchange (exchange = demo)"
+            )
+    return faults
 
 
 def _fault(name: str, site: schemas.Site | None, spec: schemas.RunSpec) -> str:

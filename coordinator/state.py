@@ -40,6 +40,7 @@ TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
     events.Abstained: round_events.abstained,
     events.Refused: round_events.refused,
     events.AnsweredLate: round_events.answered_late,
+    events.Arrived: outer_events.arrived,
     events.Announced: outer_events.announced,
     events.FinalReported: lifecycle.final_reported,
     events.Aggregated: round_events.aggregated,
@@ -100,7 +101,7 @@ def pending(state: RunState) -> list[Job]:
     if state.outer is not None:
         for index, fragment in enumerate(state.outer.fragments):
             if fragment.anchor is None and all_announced(fragment, state):
-                needed = set(region_copies(state, fragment).values())
+                needed = {copy for copies in region_copies(state, fragment).values() for copy in copies}
                 if needed <= fragment.stored:
                     jobs.append(AverageFragment(state.outer.number, index))
     return jobs

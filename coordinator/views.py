@@ -1,5 +1,7 @@
 """Pure: how a run looks from outside."""
 
+from collections import Counter
+
 from api import schemas
 from coordinator.records import Member, RunState
 from coordinator.waiting import reason_of, waiting_for
@@ -24,7 +26,22 @@ def run_view(state: RunState) -> schemas.Run:
             for region in state.regions.values()
         ],
         alarms=list(state.alarms),
+        warnings=_warnings(state),
     )
+
+
+def _warnings(state: RunState) -> list[str]:
+    """Regions of one site are rounds of one (A20)."""
+    if not state.has_rounds:
+        return []
+    members = [member for member in state.members.values() if not member.excluded]
+    alone = sorted(region for region, count in Counter(member.region for member in members).items() if count == 1)
+    instead = "" if state.spec.outer is None else ", or `exchange: none` trains it by itself between outer rounds"
+    return [
+        f"region {region} has one site: it exchanges with nobody, and moves at every step by the few coefficients that "
+        f"it sends itself; put more sites in it{instead}"
+        for region in alone
+    ]
 
 
 def _member_view(member: Member, state: RunState) -> schemas.MemberView:

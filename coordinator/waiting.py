@@ -4,8 +4,9 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from statistics import median
 
+from algorithms.schedule import outer_step
 from api.schemas import Condition, RunStatus
-from coordinator.opening import outer_round_due
+from coordinator.opening import arrived_at, outer_round_due
 from coordinator.quorum import closes_at, remaining
 from coordinator.records import FragmentRound, Member, Region, RunState
 
@@ -45,6 +46,8 @@ def reason_of(member: Member, state: RunState) -> str:
             return f"missed {member.missed} rounds in a row{usual}; back when it has caught up, but not before {until}"
         case Condition.JOINING:
             there = "replay the log" if state.going_on else "wait for the start"
+            if state.going_on and not state.has_rounds and arrived_at(state, state.outer_rounds + 1):
+                there = f"wait for outer round {state.outer_rounds + 1}, for which others have arrived already"
             doing = f"its ranks {there if member.ready else 'have not joined'}"
             return f"{doing}; attempt {member.attempt} after {member.failure}" if member.failure else doing
     return ""
@@ -77,7 +80,7 @@ def _first_line(text: str) -> str:
 
 def _starting(state: RunState) -> str:
     present = state.present()
-    for region in state.regions:
+    for region in state.needed_regions:
         there, least = len(state.present(region)), state.spec.rounds.min_sites
         if there < least:
             members = [member for member in state.members.values() if member.region == region and not member.present]
@@ -102,7 +105,20 @@ def _going_on(state: RunState) -> str:
             return ""
         absent = _absent(state, state.members.values())
         return f"outer round {state.outer_rounds + 1} is due, no site is there: {absent}"
-    return _end(state) if state.step == state.spec.steps else ""
+    if state.step == state.spec.steps:
+        return _end(state)
+    return "" if state.has_rounds else _on_their_way(state)
+
+
+def _on_their_way(state: RunState) -> str:
+    """Regions without rounds."""
+    assert state.spec.outer is not None
+    number, live = state.outer_rounds + 1, state.live()
+    where = f"outer round {number}, after step {outer_step(number, state.spec.outer.every, state.spec.steps)}"
+    if not live:
+        return f"{where}: no site is there: {_absent(state, state.members.values()) or 'add sites'}"
+    missing = set(live) - set(arrived_at(state, number))
+    return f"{where}: {len(missing)} of {len(live)} sites on their way: {_names(missing)}" if missing else ""
 
 
 def _round(state: RunState, region: Region) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from algorithms import DeMo
 from api.client import CoordinatorClient
-from api.errors import GoneError
+from api.errors import GoneError, IsthmusError
 from api.schemas import CaughtUp, LogPage, Resume
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica
@@ -22,14 +22,18 @@ Header = dict[str, Any]
 
 
 class CatchUp:
-    """The same at every rank; rank 0 talks to the coordinator and shares what it learns."""
+    """The same at every rank; rank 0 talks to the coordinator and shares what it learns.
+
+    Args:
+        optimizer: takes the steps of the log; None where a log has none.
+    """
 
     def __init__(
         self,
         session: Session,
         ranks: LocalRanks,
         client: CoordinatorClient | None,
-        optimizer: DeMo,
+        optimizer: DeMo | None,
         replica: Replica,
         stop: Stop,
     ) -> None:
@@ -57,6 +61,8 @@ class CatchUp:
             self._replica.resume(resume)
         goes_on = self.to_head()
         self._restore()
+        if self._optimizer is None:
+            return goes_on
         if not self._restored or self._on_its_way is not None:  # which may be listed later, when we send other bytes
             self._optimizer.reset_momentum()
         self._on_its_way = None
@@ -64,7 +70,7 @@ class CatchUp:
 
     def _restore(self) -> None:
         """Takes up the saved momentum, at the place where it was saved or, if that is passed, here."""
-        if self._saved is not None and self._replica.next_seq > self._saved.seq:
+        if self._optimizer is not None and self._saved is not None and self._replica.next_seq > self._saved.seq:
             self._optimizer.set_momentum(self._saved.momentum)
             self._on_its_way, self._saved, self._restored = self._saved.on_its_way, None, True
 
@@ -113,6 +119,8 @@ class CatchUp:
         if header["kind"] == "anchor":
             self._replica.apply_anchor(header)
             return
+        if self._optimizer is None:
+            raise IsthmusError(f"entry {header['seq']} is of kind {header['kind']} in a region without rounds")
         message = None
         if self._client is not None:
             message = self._client.entry(self._session.run, self._session.region, header["seq"], 0)

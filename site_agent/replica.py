@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from algorithms import DeMo
 from algorithms.codec import digest_arrays, unpack_update
+from algorithms.flat import FlatParameters
 from algorithms.layout import canonical_name
 from algorithms.parts import PART_BYTES, cut, join_parts
 from algorithms.step_entry import StepEntry
-from algorithms.updates import AggregateUpdate, Codec
+from algorithms.updates import AggregateUpdate, Codec, Indices
 from api.errors import IsthmusError
 from api.payload import decode_message, digest_json
 from api.schemas import Position, Resume
@@ -30,26 +30,32 @@ _GENESIS = "0" * 64
 
 
 class Replica:
-    """The parameters in an optimizer, and the last entry that they contain: its position and its step.
+    """The parameters, and the last entry that they contain: its position and its step.
+
+    Where regions have no rounds, the step is that of the site itself, which goes on after that entry.
 
     Args:
-        optimizer: holds the parameters and applies steps.
+        holder: holds the parameters; what applies the steps that are read here.
         model: holds the buffers; None if they are not wanted.
         fragments: ranges of tensors that outer-step together.
         site: this site's name, to find itself among contributors.
         fetch, fetch_part: get a blob, and a part of an entry, at every local rank.
-        part_bytes: of the run's spec.
+        part_bytes, indices: of the run's spec.
+        resets: whether what the holder remembers of earlier steps is forgotten at outer steps.
     """
 
     def __init__(
         self,
-        optimizer: DeMo,
+        holder: FlatParameters,
         model: nn.Module | None,
         fragments: tuple[range, ...],
         site: str,
         fetch: Fetch,
         fetch_part: FetchPart,
         part_bytes: int = PART_BYTES,
+        *,
+        indices: Indices = "packed",
+        resets: bool = False,
     ) -> None:
         self.position: Position | None = None
         self.step = 0
@@ -57,24 +63,36 @@ class Replica:
         """The last step whose entry lists this site, whichever of its ranks had sent that."""
         self.anchored: set[int] = set()
         """Fragments that have taken an anchor of the outer round after `step`."""
-        self._optimizer = optimizer
+        self._holder = holder
+        self._resets = resets
         self._model = model
         self._fragments = fragments
         self._site = site
         self._fetch = fetch
         self._fetch_part = fetch_part
         self._part_bytes = part_bytes
+        self._indices = indices
 
     @property
     def next_seq(self) -> int:
         return 0 if self.position is None else self.position.seq + 1
 
+    def advance(self) -> None:
+        """A step of this site's own, which is in no log."""
+        self.anchored.clear()
+        self.step += 1
+        self._holder.steps = self.step
+
     def read_fragment(self, fragment: int) -> bytes:
-        return self._optimizer.read_parameters(self._fragments[fragment]).astype("<f4", copy=False).tobytes()
+        return self._holder.read_parameters(self._fragments[fragment]).astype("<f4", copy=False).tobytes()
+
+    def fragment_digest(self, fragment: int) -> str:
+        """SHA-256 of what `read_fragment` gives."""
+        return self._holder.parameters_digest(self._fragments[fragment])
 
     def parts(self, k: int, codec: Codec) -> tuple[range, ...]:
         """The chunks of each part of contributions and updates."""
-        return cut(self._optimizer.layout, k, codec, self._optimizer.settings.indices, self._part_bytes)
+        return cut(self._holder.layout, k, codec, self._indices, self._part_bytes)
 
     def read_step(self, message: bytes, sent: str = "") -> StepEntry:
         """The entry of a step, for the optimizer to apply; the replica's position moves past it.
@@ -89,7 +107,7 @@ class Replica:
         header, arrays = decode_message("entry", message)
         self._follow(header, "step")
         self.anchored.clear()
-        self._optimizer.steps = header["step"] - 1
+        self._holder.steps = header["step"] - 1
         if self._site in {line["site"] for line in header["contributors"]}:
             self.listed = max(self.listed, header["step"])
         return StepEntry(
@@ -112,8 +130,8 @@ class Replica:
         for part, (digest, chunks) in enumerate(zip(digests, ranges, strict=True)):
             arrays = first if part == 0 else self._read_part(header, part)
             _require_arrays(header, arrays, digest)
-            updates.append(unpack_update(arrays, self._optimizer.layout, chunks))
-        return join_parts(updates, self._optimizer.layout, ranges)
+            updates.append(unpack_update(arrays, self._holder.layout, chunks))
+        return join_parts(updates, self._holder.layout, ranges)
 
     def _read_part(self, header: Header, part: int) -> dict[str, NDArray[Any]]:
         other, arrays = decode_message("entry", self._fetch_part(header["seq"], part))
@@ -124,18 +142,18 @@ class Replica:
     def apply_start(self, header: Header) -> None:
         """Entry 0: everybody begins with the same parameters and buffers, the donor too (rule A3)."""
         self._follow(header, "start")
-        if header["layout"] != self._optimizer.layout.digest:
+        if header["layout"] != self._holder.layout.digest:
             raise IsthmusError("entry 0 belongs to a model of another layout than this site's")
-        tensors = range(len(self._optimizer.layout.tensors))
-        self._optimizer.write_parameters(tensors, _floats(self._fetch(header["parameters"])))
+        tensors = range(len(self._holder.layout.tensors))
+        self._holder.write_parameters(tensors, _floats(self._fetch(header["parameters"])))
         self.load_buffers(header)
 
     def resume(self, resume: Resume) -> None:
         """Enters the log behind an outer round: its anchors are all parameters. Buffers stay what they are."""
         for tensors, digest in zip(self._fragments, resume.anchors, strict=True):
-            self._optimizer.write_parameters(tensors, _floats(self._fetch(digest)))
+            self._holder.write_parameters(tensors, _floats(self._fetch(digest)))
         self.position = resume.position
-        self._optimizer.steps = self.step = resume.step
+        self._holder.steps = self.step = resume.step
         self.anchored = set(range(len(self._fragments)))
 
     def load_buffers(self, start: Header) -> None:
@@ -149,11 +167,11 @@ class Replica:
             self.anchored.clear()
         self._follow(header, "anchor")
         self.anchored.add(header["fragment"])
-        self._optimizer.steps = header["step"]
-        digest = header["digest"]
-        if held == digest:
-            return
-        self._optimizer.write_parameters(self._fragments[header["fragment"]], _floats(self._fetch(digest)))
+        self._holder.steps = header["step"]
+        if held != header["digest"]:
+            self._holder.write_parameters(self._fragments[header["fragment"]], _floats(self._fetch(header["digest"])))
+        if self._resets and len(self.anchored) == len(self._fragments):
+            self._holder.reset_momentum()
 
     def _follow(self, header: Header, *kinds: str) -> None:
         expected = _GENESIS if self.position is None else self.position.hash

@@ -13,8 +13,10 @@ import structlog
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from algorithms import DeMo
+from algorithms.flat import FlatParameters
 from algorithms.schedule import outer_due
 from algorithms.traffic import ddp_bytes, parameters_bytes
 from api.client import CoordinatorClient
@@ -24,6 +26,7 @@ from api.tls import trusted
 from site_agent.catch_up import CatchUp
 from site_agent.counting import CountingTransport, counted_as_outer
 from site_agent.exchange import WAIT_S, Exchange
+from site_agent.inner import Factory, InnerParameters, LocalSteps, inner_optimizer
 from site_agent.local_ranks import LocalRanks
 from site_agent.metrics import Metrics
 from site_agent.outer import OuterRounds
@@ -97,50 +100,77 @@ class Site:
         self.name, self.rank, self.ranks, self.device = session.site, ranks.rank, ranks.count, ranks.device
         again = [] if session.attempt == 1 else [session.attempt]
         self.seed = _seed(self.spec.seed, session.run, session.site, ranks.rank, *again)
-        self._exchange = Exchange(self.spec, session, ranks, client, stop)
+        self._alone = LocalSteps(self.spec) if self.spec.exchange == "none" else None
+        self._exchange = self._alone or Exchange(self.spec, session, ranks, client, stop)
         self._metrics = Metrics(session, client, transport)
         self._evaluation: tuple[Callable[[], float], int | None] | None = None
-        self._optimizer: DeMo | None = None
+        self._holder: FlatParameters | None = None
+        self._demo: DeMo | None = None
         self._entered = False
 
     # --- the optimizer ------------------------------------------------------------------------------------------------
 
-    def optimizer(self, model: nn.Module) -> DeMo:
-        """DeMo as the run's spec says, its parameters those of the log's head. Returns when every site has joined.
+    def optimizer(self, model: nn.Module, inner: Factory | None = None) -> Optimizer:
+        """The optimizer that the run's spec names, its parameters those of the log's head.
 
-        Parameters of one dimension or none are in group `no_decay`, the others in `decay`.
-        Raises IsthmusError if it is called twice, or with several ranks and a model without DistributedDataParallel;
-        ProblemError if another site's model has another layout.
+        Returns when every site has joined. Parameters of one dimension or none are in group `no_decay`, the others in
+        `decay`. With `optimizer.kind` custom, `inner` makes it of groups of named parameters; the spec's learning rate,
+        schedule and weight decay hold for it, too.
+        Raises IsthmusError if it is called twice, or with several ranks and a model without DistributedDataParallel, or
+        if the optimizer cannot be had; ProblemError if another site's model has another layout.
         """
-        if self._optimizer is not None:
+        if self._holder is not None:
             raise IsthmusError("site.optimizer() was called twice: a run trains one model")
         if self.ranks > 1 and not any(isinstance(module, DistributedDataParallel) for module in model.modules()):
             raise IsthmusError(
                 f"this site has {self.ranks} ranks, but the model is not wrapped in DistributedDataParallel: only "
                 "rank 0's gradients would count"
             )
-        optimizer = DeMo(
-            _groups(model),
-            lr=self.spec.optimizer.lr,
-            exchange=self._exchange,
-            owned=(self.rank, self.ranks),
-            **self.spec.optimizer.settings(),
-        )
-        self._optimizer = optimizer
-        fragments = optimizer.layout.fragments(self.spec.outer.fragments) if self.spec.outer else ()
-        fetches = self._fetch, self._fetch_part
-        self._replica = Replica(optimizer, model, fragments, self.name, *fetches, self.spec.part_bytes)
-        self._exchange.attach(self._replica)
-        self._outer = OuterRounds(self.spec, self._session, self._local, self._client, self._replica)
+        optimizer, holder = self._made(_groups(model), inner)
+        self._hold(model, holder)
+        if isinstance(self._exchange, Exchange):
+            self._exchange.attach(self._replica)
+        else:
+            self._exchange.attach(self._replica, optimizer)
         self._metrics.describe(
-            ddp_bytes_per_step=float(ddp_bytes(optimizer.layout)),
-            parameter_bytes=float(parameters_bytes(optimizer.layout)),
+            ddp_bytes_per_step=float(ddp_bytes(holder.layout)),
+            parameter_bytes=float(parameters_bytes(holder.layout)),
         )
-        self._catch_up = CatchUp(self._session, self._local, self._client, optimizer, self._replica, self._stop)
-        self._begin(model, optimizer)
+        self._begin(model, holder)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         return optimizer
+
+    def _made(self, groups: list[dict[str, Any]], inner: Factory | None) -> tuple[Optimizer, FlatParameters]:
+        """The optimizer, and what holds its parameters."""
+        spec = self.spec.optimizer
+        if isinstance(self._exchange, LocalSteps):
+            optimizer = inner_optimizer(spec, groups, inner)
+            return optimizer, optimizer if isinstance(optimizer, DeMo) else InnerParameters(groups, optimizer, spec)
+        if inner is not None:
+            raise IsthmusError("inner= needs optimizer.kind = custom, and exchange = none, in the run's spec")
+        owned = (self.rank, self.ranks)
+        self._demo = DeMo(groups, lr=spec.lr, exchange=self._exchange, owned=owned, **spec.settings())
+        return self._demo, self._demo
+
+    def _hold(self, model: nn.Module, holder: FlatParameters) -> None:
+        """The replica of the parameters, and who keeps it up to date."""
+        outer = self.spec.outer
+        self._holder = holder
+        self._replica = Replica(
+            holder,
+            model,
+            holder.layout.fragments(outer.fragments) if outer else (),
+            self.name,
+            self._fetch,
+            self._fetch_part,
+            self.spec.part_bytes,
+            indices=self.spec.optimizer.indices,
+            resets=outer is not None and outer.state == "reset",
+        )
+        place = self._session, self._local, self._client
+        self._outer = OuterRounds(self.spec, *place, self._replica)
+        self._catch_up = CatchUp(*place, self._demo, self._replica, self._stop)
 
     def _fetch(self, digest: str) -> bytes:
         return self._local.share(self._client.get_blob(digest) if self._client else None)
@@ -149,12 +179,12 @@ class Site:
         place = (self._session.run, self._session.region, seq, part)
         return self._local.share(self._client.entry(*place) if self._client else None)
 
-    def _begin(self, model: nn.Module, optimizer: DeMo) -> None:
+    def _begin(self, model: nn.Module, holder: FlatParameters) -> None:
         """Returns at the head of the log: at entry 0 once every site has joined, or later in a run that goes on.
 
         Ends the process, with status 0, if the run has ended meanwhile: nothing is left to do for it.
         """
-        joined = self._local.share(self._join(model, optimizer) if self._client else None)
+        joined = self._local.share(self._join(model, holder) if self._client else None)
         if joined == _ENDED:
             raise SystemExit
         reply = JoinReply.model_validate_json(joined)
@@ -162,35 +192,35 @@ class Site:
         start = self._client.log(self._session.run, self._session.region, 0, 1).items[0] if self._client else None
         header = json.loads(self._local.share(json.dumps(start).encode() if start else None))
         self._replica.listed = reply.listed
-        self._go_on(self._catch_up.enter(header, reply.resume, self._kept_momentum(optimizer, reply)))
+        self._go_on(self._catch_up.enter(header, reply.resume, self._kept_momentum(reply)))
         self._entered = True
 
-    def _join(self, model: nn.Module, optimizer: DeMo) -> bytes:
+    def _join(self, model: nn.Module, holder: FlatParameters) -> bytes:
         """The answer to `_enter`, or `_ENDED` if the run has ended."""
         try:
-            return self._enter(model, optimizer)
+            return self._enter(model, holder)
         except GoneError as error:
             return _quietly(error)
 
-    def _enter(self, model: nn.Module, optimizer: DeMo) -> bytes:
+    def _enter(self, model: nn.Module, holder: FlatParameters) -> bytes:
         """Presents the layout until there is an entry 0, and uploads that if this site is to (rule A3)."""
         assert self._client is not None
         run, site = self._session.run, self._session.site
-        request = JoinRequest(attempt=self._session.attempt, layout=optimizer.layout.to_json())
+        request = JoinRequest(attempt=self._session.attempt, layout=holder.layout.to_json())
         while True:
             reply = self._client.join(run, site, request)
             if reply.upload_start:
-                self._upload_start(model, optimizer)
+                self._upload_start(model, holder)
             page = self._client.log(run, self._session.region, 0, 1, WAIT_S)
             if page.items:
                 return reply.model_dump_json().encode()
             if page.ended:
                 raise GoneError("run_ended", "the run ended before all of its sites had joined")
 
-    def _upload_start(self, model: nn.Module, optimizer: DeMo) -> None:
+    def _upload_start(self, model: nn.Module, holder: FlatParameters) -> None:
         assert self._client is not None
-        tensors = range(len(optimizer.layout.tensors))
-        parameters = optimizer.read_parameters(tensors).astype("<f4", copy=False).tobytes()
+        tensors = range(len(holder.layout.tensors))
+        parameters = holder.read_parameters(tensors).astype("<f4", copy=False).tobytes()
         buffers = save_buffers(model)
         start = StartUpload(
             parameters=self._client.put_blob(parameters),
@@ -211,18 +241,21 @@ class Site:
 
     def keep_momentum(self) -> None:
         """If these ranks have been told to end while the run goes on, the next ones may use it (rule A10)."""
-        if not self._stop.asked or not self._entered or self._exchange.ended or self._step == self.spec.steps:
+        demo, exchange = self._demo, self._exchange
+        if demo is None or not isinstance(exchange, Exchange) or not self._stop.asked or not self._entered:
             return
-        assert self._optimizer is not None
+        if exchange.ended or self._step == self.spec.steps:
+            return
         assert self._replica.position is not None
-        momentum, position = self._optimizer.momentum(), self._replica.position
-        saved = SavedMomentum(momentum, position.seq, self._replica.listed, self._exchange.on_its_way)
-        save_momentum(self._momentum_file, self._optimizer, saved)
+        seq, listed = self._replica.position.seq, self._replica.listed
+        save_momentum(self._momentum_file, demo, SavedMomentum(demo.momentum(), seq, listed, exchange.on_its_way))
 
-    def _kept_momentum(self, optimizer: DeMo, reply: JoinReply) -> SavedMomentum | None:
-        """If all ranks have what is good, they all use it."""
+    def _kept_momentum(self, reply: JoinReply) -> SavedMomentum | None:
+        """If all ranks have what is good, they all use it. Where there are no rounds nothing is kept."""
+        if self._demo is None:
+            return None
         try:
-            saved = load_momentum(self._momentum_file, optimizer)
+            saved = load_momentum(self._momentum_file, self._demo)
         except ValueError as error:
             log.warning("beginning without momentum", error=str(error))
             saved = None
@@ -239,16 +272,22 @@ class Site:
 
     # --- the end of a step --------------------------------------------------------------------------------------------
 
-    def _before_step(self, optimizer: DeMo, *_: object) -> None:
+    def _before_step(self, *_: object) -> None:
         """The gradients are there: now the step before must be over. From here on momentum changes."""
         self._stop.hold()
-        if not optimizer.settled:
-            self._settle(optimizer)
+        if self._alone is not None:
+            self._alone.begin()
+        elif not self._settled:
+            self._settle()
 
-    def _after_step(self, optimizer: DeMo, *_: object) -> None:
-        if not self._exchange.ended and (optimizer.settled or self._is_looked_at(self._step + 1)):
-            self._settle(optimizer)
+    def _after_step(self, *_: object) -> None:
+        if not self._exchange.ended and (self._settled or self._is_looked_at(self._step + 1)):
+            self._settle()
         self._stop.let_go()
+
+    @property
+    def _settled(self) -> bool:
+        return self._demo is None or self._demo.settled
 
     def _is_looked_at(self, step: int) -> bool:
         """Whether the parameters after this step are wanted before the next one: for them nothing overlaps."""
@@ -256,12 +295,14 @@ class Site:
         evaluated = every is not None and step % every == 0
         return evaluated or step == self.spec.steps or outer_due(step, outer.every if outer else None, self.spec.steps)
 
-    def _settle(self, optimizer: DeMo) -> None:
+    def _settle(self) -> None:
         """Ends a step: its entry is applied, or those of others if its round was closed without this site."""
-        optimizer.settle()
+        if self._alone is not None:
+            self._alone.end()
+        behind = self._demo is not None and self._entry_missed(self._demo)
         if self._exchange.ended:
             return
-        self._go_on(not self._exchange.behind or self._catch_up.to_head(WAIT_S))  # the entry may still be in the making
+        self._go_on(not behind or self._catch_up.to_head(WAIT_S))  # the entry may still be in the making
         if self._exchange.ended:
             return
         self._metrics.flush_sometimes(self._step, self._exchange.wait_s + self._outer.wait_s)
@@ -269,11 +310,18 @@ class Site:
         if every and self._step % every == 0 and self._step < self.spec.steps:
             self._evaluate()
 
+    def _entry_missed(self, demo: DeMo) -> bool:
+        """Whether the round of the step that ends here was closed without this site."""
+        demo.settle()
+        return isinstance(self._exchange, Exchange) and self._exchange.behind
+
     def _go_on(self, running: bool) -> None:
         """Holds the outer round that is due before the next step, and catches up with one held without this site."""
         while running and self._outer.due:
             with self._stop.let(), counted_as_outer():
-                running = self._outer.hold()
+                running = self._outer.hold(self._exchange.tokens)
+            if self._alone is not None:
+                self._alone.tokens, self._alone.evaluates = 0, self._outer.evaluates
             if running and self._outer.left_out:
                 running = self._catch_up.to_head()
         self._exchange.ended = not running
@@ -281,7 +329,7 @@ class Site:
     @property
     def _step(self) -> int:
         """Of the last entry applied."""
-        return self._replica.step if self._optimizer is not None else 0
+        return self._replica.step if self._holder is not None else 0
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -291,7 +339,7 @@ class Site:
         `tokens` counts a batch's tokens; by default, the elements of its first integer tensor, or else its samples.
         Raises IsthmusError if there is no optimizer yet, or if the loader is empty.
         """
-        if self._optimizer is None:
+        if self._holder is None:
             raise IsthmusError("call site.optimizer(model) before site.batches(loader)")
         count = tokens or _tokens
         self._evaluate()
@@ -303,7 +351,7 @@ class Site:
             self._exchange.tokens += number
             self._metrics.tokens += number
             yield batch
-        self._finish(self._optimizer)
+        self._finish(self._holder)
 
     def evaluate(self, function: Callable[[], float], every: int | None = None) -> None:
         """Registers the held-out evaluation: run at one site, at entry 0, every N steps and after the last entry.
@@ -323,20 +371,19 @@ class Site:
 
     def log(self, **values: float) -> None:
         """Metrics of the last step; only rank 0's are kept, sent about once a second."""
-        on_its_way = self._optimizer is not None and not self._optimizer.settled
-        self._metrics.log(self._step + on_its_way, values)
+        self._metrics.log(self._step + (not self._settled), values)
 
-    def _finish(self, optimizer: DeMo) -> None:
+    def _finish(self, holder: FlatParameters) -> None:
         self._evaluate()
         self._metrics.flush(self._step, self._exchange.wait_s + self._outer.wait_s)
         if self._client is None or self._exchange.ended:
             return
         assert self._replica.position is not None
-        report = FinalReport(seq=self._replica.position.seq, digest=optimizer.parameters_digest())
+        report = FinalReport(seq=self._replica.position.seq, digest=holder.parameters_digest())
         try:
             if self._client.report_final(self._session.run, self._session.site, report).upload:
-                tensors = range(len(optimizer.layout.tensors))
-                self._client.put_blob(optimizer.read_parameters(tensors).astype("<f4", copy=False).tobytes())
+                tensors = range(len(holder.layout.tensors))
+                self._client.put_blob(holder.read_parameters(tensors).astype("<f4", copy=False).tobytes())
                 self._client.report_final(self._session.run, self._session.site, report)
         except GoneError as error:
             _quietly(error)

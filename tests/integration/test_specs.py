@@ -66,7 +66,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Finishe
     with services(everybody, folder) as (client, check):
         wait_for_sites(client, list(everybody.regions), check)
         finished = {}
-        specs = {name: spec_of(name) for name in ("pure-demo", "flat-hybrid", "hierarchical")}
+        specs = {name: spec_of(name) for name in ("pure-demo", "flat-hybrid", "hierarchical", "pure-diloco")}
         for name, spec in (specs | {"unmoved": unmoved()}).items():
             run = client.start_run(client.create_run(spec).id)
             finished[name] = Finished(client, run_to_its_end(client, run.id, check))
@@ -127,3 +127,17 @@ def test_hierarchical_uploads_one_copy_per_region(runs: dict[str, Finished]) -> 
     for region in report["regions"]:
         assert 1 <= region["outer_bytes_up"] / OUTER_ROUNDS / report["parameter_bytes"] <= 1.02
         assert region["round_bytes_up"] > 0
+
+
+def test_pure_diloco_sends_parameters_at_outer_rounds_and_nothing_else(runs: dict[str, Finished]) -> None:
+    finished = runs["pure-diloco"]
+    report = finished.report
+    assert [region["sites"] for region in report["regions"]] == [["b"], ["c"], ["a"]]  # east, north, west
+    for site in report["sites"]:
+        assert site["round_bytes_up"] == site["round_bytes_down"] == 0
+        for way in ("up", "down"):
+            assert 1 <= site[f"outer_bytes_{way}"] / OUTER_ROUNDS / report["parameter_bytes"] <= 1.02
+    fragments = len(finished.client.outer_rounds(finished.run.id)[0].fragments)
+    for region in finished.run.regions:
+        kinds = [header["kind"] for header, _ in read_log(finished.client, finished.run.id, region.name)]
+        assert kinds == ["start"] + ["anchor"] * fragments * OUTER_ROUNDS

@@ -169,8 +169,8 @@ def test_names_are_quoted_where_users_type_them():
 
 
 def test_json_bodies():
-    answers = Answers(httpx.Response(200, json={"upload": True}))
+    answers = Answers(httpx.Response(200, json={"upload": True, "evaluate": False}))
     assert answers.client().announce("run", 1, 0, "a", Announcement(digest="0" * 64), 5.0).upload
     (request,) = answers.requests
     assert request.headers["content-type"] == "application/json"
-    assert json.loads(request.content) == {"digest": "0" * 64}
+    assert json.loads(request.content) == {"digest": "0" * 64, "tokens": 0}

@@ -47,5 +47,6 @@ def test_the_files_are_specs_of_what_they_are_called():
     specs = {path.stem: RunSpec.model_validate_json(path.read_text()) for path in SPECS.glob("*.json")}
     assert {name: spec.name for name, spec in specs.items()} == {name: name for name in specs}
     counts = {name: sorted(map(len, (spec.regions or {}).values())) for name, spec in specs.items()}
-    assert counts == {"pure-demo": [3], "flat-hybrid": [3], "hierarchical": [1, 2]}
+    assert counts == {"pure-demo": [3], "flat-hybrid": [3], "hierarchical": [1, 2], "pure-diloco": [1, 1, 1]}
     assert {name for name, spec in specs.items() if spec.outer is None} == {"pure-demo"}
+    assert {name for name, spec in specs.items() if spec.exchange == "none"} == {"pure-diloco"}

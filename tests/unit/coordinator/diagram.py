@@ -16,10 +16,11 @@ from tests.unit.coordinator.runs import NOW, START, Driver, digest_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "transitions.md"
 SITES = {"a": "west", "b": "west"}
+ALONE = {"a": "west"}
 _HEAD = """# What happens to a run
 
-Generated from `coordinator.state.TRANSITIONS` by `make docs`: a run of two sites was driven through every kind of
-event wherever it could get, and this is what came of it.
+Generated from `coordinator.state.TRANSITIONS` by `make docs`: runs of two sites, and of one without rounds, were driven
+through every kind of event wherever they could get, and this is what came of it.
 """
 
 
@@ -54,6 +55,7 @@ def _shape(state):
             member.gone,
             any(region.round is not None and member.site in region.round.answered for region in state.regions.values()),
             state.outer is not None and member.site in state.outer.fragments[0].copies,
+            member.arrived,
         )
         for member in state.members.values()
     )
@@ -77,13 +79,14 @@ def _site_events(driver, site):
     yield driver.abstention(site)
     yield driver.refusal(site)
     yield events.AnsweredLate(site, attempt, region.step)
+    yield driver.arrival(site)
     yield driver.announcement(site, 0)
     if region.head is not None:
         yield driver.final(site)
 
 
 def _events(driver):
-    yield events.StartRequested(SITES)
+    yield events.StartRequested(driver.sites)
     yield events.StopRequested()
     yield events.PauseRequested()
     yield events.ResumeRequested()
@@ -106,9 +109,9 @@ class _Ones(dict):
         return events.Norm(1.0)
 
 
-def explore(every=None):
+def explore(sites=SITES, every=None, exchange="demo"):
     """What is seen from every shape of state that can be reached; the same at every call."""
-    driver = Driver(SITES, steps=2, every=every, deadline_s=5, late_rounds=1, restarts=1, bench_s=3)
+    driver = Driver(sites, steps=2, every=every, exchange=exchange, deadline_s=5, late_rounds=1, restarts=1, bench_s=3)
     seen, known, queue = Seen(), set(), [(driver.state, NOW)]
     while queue:
         driver.state, now = queue.pop()
@@ -140,8 +143,7 @@ def _mermaid(edges, first):
 
 def page():
     seen = Seen()
-    for every in (None, 1):
-        found = explore(every)
+    for found in (explore(), explore(every=1), explore(ALONE, every=1, exchange="none")):
         for mine, theirs in zip(vars(seen).values(), vars(found).values(), strict=True):
             for key, values in theirs.items():
                 mine[key] |= values

@@ -16,6 +16,7 @@ from coordinator.events import (
     Abstained,
     Aggregated,
     Announced,
+    Arrived,
     Averaged,
     CaughtUp,
     Contributed,
@@ -75,13 +76,16 @@ class Driver:
     Args:
         sites: region by site.
         every: inner steps between outer rounds; None: no outer rounds.
+        exchange: none: regions without rounds.
         rounds: of the spec.
     """
 
-    def __init__(self, sites, steps=3, every=None, fragments=1, **rounds):
+    def __init__(self, sites, steps=3, every=None, fragments=1, exchange="demo", **rounds):
         outer = OuterSpec(every=every, fragments=fragments) if every else None
         self.sites = sites
-        self.spec = RunSpec(name="drill", task="drill", steps=steps, outer=outer, rounds=RoundsSpec(**rounds))
+        self.spec = RunSpec(
+            name="drill", task="drill", steps=steps, outer=outer, exchange=exchange, rounds=RoundsSpec(**rounds)
+        )
         self.state = RunState(id="drill-1", spec=self.spec, created_at=NOW, since=NOW)
         self.now = NOW
         self.logs = defaultdict(list)
@@ -89,6 +93,8 @@ class Driver:
         self.abstained = defaultdict(dict)
         self.refusals = defaultdict(dict)
         self.tokens = defaultdict(int)
+        self.arrivals = {}
+        """Of sites of regions without rounds: attempt, seat, number of the outer round, tokens."""
         self.closed = set()
         self.summaries = []
 
@@ -124,6 +130,8 @@ class Driver:
 
     def _book(self, event, before):
         """Notes what was taken in; a second answer of a site to one step would show here."""
+        if isinstance(event, Arrived):
+            self._book_arrival(event, before)
         if not isinstance(event, Contributed | Abstained | Refused):
             return
         place = event.region, event.step
@@ -148,6 +156,13 @@ class Driver:
         member = self.state.members[event.site]
         assert member.live or self.state.status.terminal
 
+    def _book_arrival(self, event, before):
+        """The first that its ranks report of the next outer round, as long as that is not open."""
+        ranks = event.attempt, before.members[event.site].seat
+        next_one = before.outer is None and event.number == before.outer_rounds + 1
+        if next_one and self.arrivals.get(event.site, ())[:3] != (*ranks, event.number):
+            self.arrivals[event.site] = (*ranks, event.number, event.tokens)
+
     # --- what holds after any event -----------------------------------------------------------------------------------
 
     def _check(self, before, done):
@@ -160,6 +175,8 @@ class Driver:
                 self._check_freeze(before, before.regions[name], region)
         for region, header in done.entries:
             self._check_entry(region, header)
+        if state.outer is not None and before.outer is None:
+            self._check_opening()
         if done.outer_round is not None:
             self.summaries.append(done.outer_round)
             for region in state.regions:
@@ -171,6 +188,16 @@ class Driver:
             assert NOW <= member.since <= self.now
         assert RunState.model_validate_json(state.model_dump_json()) == state
         self._check_words()
+
+    def _check_opening(self):
+        """Everybody who is live is there; without rounds they have said so themselves, and on how many tokens."""
+        state = self.state
+        assert state.outer.participants == set(self.live())
+        assert set(state.outer.weights) == {self.region_of(site) for site in self.live()}
+        for site in self.live() if self.spec.exchange == "none" else ():
+            attempt, seat, number, tokens = self.arrivals[site]
+            assert (attempt, seat, number) == (self.attempt(site), self.member(site).seat, state.outer.number)
+            assert state.outer.weights[self.region_of(site)] == tokens
 
     def _check_kept(self):
         """What was accepted is in the entry of its step, or in the round that is open (A1)."""
@@ -266,7 +293,7 @@ class Driver:
         if header["kind"] == "anchor":
             weights = {part["region"]: part["weight"] for part in header["participants"]}
             assert weights
-            assert weights == {name: self.tokens[name] for name in weights}
+            assert self.spec.exchange == "none" or weights == {name: self.tokens[name] for name in weights}
             others = [[line for line in self.logs[name] if line["kind"] == "anchor"] for name in self.state.regions]
             seen = [(line["outer_round"], line["fragment"]) for line in log if line["kind"] == "anchor"]
             assert len(set(seen)) == len(seen)
@@ -416,18 +443,33 @@ class Driver:
             site, self.attempt(site), number, fragment, digest or digest_of("copy", number, fragment), stored
         )
 
+    def arrival(self, site, *, number=None, tokens=7):
+        number = self.state.outer_rounds + 1 if number is None else number
+        return Arrived(site, self.attempt(site), number, tokens)
+
     def exchange(self):
         """One thing that is due now: work, a missing answer, a missing announcement. False if nothing is left."""
         if self.work():
             return True
         if self.state.outer is not None:
             return self._announce_one()
+        if self.spec.exchange == "none":
+            return self._arrive_one()
         for region in self.state.regions.values():
             if region.round is not None and not region.round.frozen:
                 for site in self.live(region.name):
                     if site not in region.round.answered:
                         self.send(self.contribution(site))
                         return True
+        return False
+
+    def _arrive_one(self):
+        number = self.state.outer_rounds + 1
+        for site in self.live() if number <= self.due_outer_rounds else ():
+            arrived = self.member(site).arrived
+            if arrived is None or arrived.number != number:
+                self.send(self.arrival(site))
+                return True
         return False
 
     def _announce_one(self):
@@ -444,6 +486,12 @@ class Driver:
     def until_outer(self):
         """Until the next outer round is open."""
         while self.state.outer is None:
+            assert self.exchange()
+        return self
+
+    def until_outer_round(self, number):
+        """Until it has been held."""
+        while self.state.outer_rounds < number:
             assert self.exchange()
         return self
 
@@ -495,10 +543,14 @@ class Driver:
 
     def has_enough(self):
         """Whether the run can go on with the sites that are live; or, before it begins, that are there."""
+        left = {member.region for member in self.state.members.values() if not member.excluded}
         if self.status is RunStatus.STARTING:
-            return all(len(self.state.present(name)) >= self.spec.rounds.min_sites for name in self.state.regions)
+            needed = self.state.regions if self.spec.exchange == "demo" else left
+            return all(len(self.state.present(name)) >= self.spec.rounds.min_sites for name in needed)
         if self.state.outer is not None and not set(self.live()) & self.state.outer.participants:
             return False
+        if self.spec.exchange == "none":
+            return bool(self.live())
         return all(len(self.live(name)) >= self.spec.rounds.min_sites for name in self.state.regions)
 
     def bring_back(self):

@@ -6,7 +6,7 @@ import pytest
 
 from api.schemas import RoundsSpec
 from coordinator.events import SiteLost
-from coordinator.quorum import agreed_copy, all_announced, allowance_s, may_close
+from coordinator.quorum import agreed_copies, all_announced, allowance_s, may_close
 from coordinator.records import FragmentRound, Round
 from coordinator.state import due_at
 from coordinator.transitions import with_region
@@ -82,17 +82,17 @@ def test_answers_of_absent_members_do_not_make_a_quorum():
 @pytest.mark.parametrize(
     ("copies", "agreed"),
     [
-        ({"a": "x"}, "x"),
-        ({"a": "x", "b": "y", "c": "y"}, "y"),
-        ({"a": "x", "b": "y"}, "x"),
-        ({"b": "y", "a": "x"}, "x"),
-        ({"a": "z", "b": "y", "c": "x", "d": "y", "e": "x"}, "y"),
+        ({"a": "x"}, ("x",)),
+        ({"a": "x", "b": "y", "c": "y"}, ("y",)),
+        ({"b": "y", "a": "x"}, ("x", "y")),
+        ({"a": "z", "b": "z", "c": "y", "d": "x"}, ("x", "y", "z")),
+        ({"a": "y", "b": "y", "c": "y", "d": "x", "e": "x"}, ("y",)),
     ],
 )
-def test_most_members_decide_which_copy_is_the_regions(copies, agreed):
-    assert agreed_copy(copies, list(copies)) == agreed
-    assert agreed_copy(copies, list(reversed(copies))) == agreed
-    assert agreed_copy(copies | {"stranger": "y", "other": "y"}, list(copies)) == agreed
+def test_a_strict_majority_decides_or_all_copies_count(copies, agreed):
+    assert agreed_copies(copies, list(copies)) == agreed
+    assert agreed_copies(copies, list(reversed(copies))) == agreed
+    assert agreed_copies(copies | {"stranger": "y", "other": "y"}, list(copies)) == agreed
 
 
 def test_all_announced():

@@ -15,6 +15,7 @@ from coordinator.events import (
     Aggregated,
     Announced,
     AnsweredLate,
+    Arrived,
     Averaged,
     CaughtUp,
     Contributed,
@@ -56,6 +57,7 @@ class RunMachine(RuleBasedStateMachine):
         places=st.lists(st.sampled_from(REGIONS), min_size=1, max_size=4),
         steps=st.integers(1, 8),
         every=st.one_of(st.none(), st.integers(1, 5)),
+        alone=st.sampled_from((False, False, True)),
         fragments=st.integers(1, 3),
         deadline_s=st.sampled_from((None, None, 5.0)),
         late_rounds=st.integers(1, 3),
@@ -63,13 +65,16 @@ class RunMachine(RuleBasedStateMachine):
         demanding=rarely,
         pending=rarely,
     )
-    def new_run(self, places, steps, every, fragments, demanding, pending, **rounds):
+    def new_run(self, places, steps, every, alone, fragments, demanding, pending, **rounds):
         every = None if every is None else min(every, steps)
         places = dict(zip(NAMES, places, strict=False))
         if every is None:
             places = dict.fromkeys(places, "west")  # regions without outer rounds never meet
         least = min(list(places.values()).count(region) for region in places.values()) if demanding else 1
-        self.driver = Driver(places, steps, every, fragments, min_sites=least, **rounds)
+        exchange = "none" if alone and every is not None else "demo"
+        if exchange == "none":
+            places, least = {name: f"at-{name}" for name in places}, 1
+        self.driver = Driver(places, steps, every, fragments, exchange, min_sites=least, **rounds)
         if not pending:
             self.driver.begin()
 
@@ -233,6 +238,11 @@ class RunMachine(RuleBasedStateMachine):
         digest = digest_of("astray", site) if astray else digest_of("copy", number, fragment)
         self.send(Announced(site, self.driver.attempt(site) + attempt, number, fragment, digest, stored))
 
+    @rule(site=sites, attempt=attempts, offset=st.sampled_from((0, 0, 0, 1, -1)), tokens=st.sampled_from((0, 7, 2**40)))
+    def arrive(self, site, attempt, offset, tokens):
+        number = max(0, self.driver.state.outer_rounds + 1 + offset)
+        self.send(Arrived(site, self.driver.attempt(site) + attempt, number, tokens))
+
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
     @rule()
@@ -260,7 +270,7 @@ class RunMachine(RuleBasedStateMachine):
         jobs = {(job.number, job.fragment) for job in pending(self.driver.state) if not isinstance(job, AggregateRound)}
         if ((number, fragment) not in jobs or other) and (outer is None or fragment < len(outer.fragments)):
             before = self.driver.state
-            self.send(Averaged(number, fragment, {"west": digest_of("other")}, digest_of("again"), None))
+            self.send(Averaged(number, fragment, {"west": (digest_of("other"),)}, digest_of("again"), None))
             assert self.driver.state == before
 
     # --- the end ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ from coordinator.events import (
     ProcessesGone,
     Refused,
     ResumeRequested,
+    SiteAdded,
     SiteLost,
+    SiteRemoved,
     StartRequested,
     StartUploaded,
     StopRequested,
@@ -29,12 +31,13 @@ from coordinator.events import (
 )
 from coordinator.records import Layout, Start
 from coordinator.state import TRANSITIONS, AggregateRound, pending
-from coordinator.waiting import waiting_for
+from coordinator.waiting import reason_of, waiting_for
 from tests.unit.coordinator.runs import FINAL, LAYOUT, START, Driver, digest_of, sent
 
 OTHER_LAYOUT = Layout(digest=digest_of("other layout"), blob=digest_of("other blob"), groups=("decay",))
 TWO = {"a": "west", "b": "west"}
 THREE = {"a": "west", "b": "west", "c": "east"}
+ALONE = {"a": "east", "b": "north", "c": "west"}
 
 # --- starting ---------------------------------------------------------------------------------------------------------
 
@@ -276,7 +279,7 @@ def test_a_second_average_of_a_fragment_is_dropped():
         driver.send(driver.announcement(site, 1))
     driver.work()
     before = driver.state
-    driver.send(Averaged(1, 1, {"west": digest_of("copy", 1, 1)}, digest_of("other"), None))
+    driver.send(Averaged(1, 1, {"west": (digest_of("copy", 1, 1),)}, digest_of("other"), None))
     assert driver.state == before
     assert before.anchors == (None, digest_of("anchor", 1, 1))
 
@@ -299,11 +302,32 @@ def test_a_minority_copy_is_named_and_not_averaged():
     assert driver.finish().state.alarms == ("step 1: fragment 1 of a differs from region west's",)
 
 
-def test_a_tie_of_copies_goes_to_the_lowest_name():
-    driver = Driver(TWO, steps=1, every=1).begin().until_outer()
-    driver.send(driver.announcement("b", 0, digest=digest_of("b's")))
-    driver.send(driver.announcement("a", 0, digest=digest_of("a's")))
-    assert driver.state.alarms == ("step 1: fragment 0 of b differs from region west's",)
+def test_without_a_majority_all_copies_are_averaged_and_the_alarm_says_so():
+    driver = Driver(THREE, steps=1, every=1).begin().until_outer()
+    for site in THREE:
+        driver.send(driver.announcement(site, 0, digest=digest_of(site), stored=site != "b"))
+    (alarm,) = driver.state.alarms
+    assert alarm.startswith("step 1: fragment 0 of region west differs between a, b, and no copy has a majority")
+    assert pending(driver.state) == []
+    driver.send(driver.announcement("b", 0, digest=digest_of("b")))
+    driver.work()
+    (anchor,) = [header for header in driver.logs["east"] if header["kind"] == "anchor"]
+    assert anchor["participants"] == [
+        {"region": "east", "digest": digest_of("c"), "weight": 7},
+        {"region": "west", "digest": None, "copies": sorted([digest_of("a"), digest_of("b")]), "weight": 14},
+    ]
+
+
+def test_copies_that_are_not_finite_are_left_out_by_name():
+    driver = Driver(THREE, steps=1, every=1).begin().until_outer()
+    for site in THREE:
+        driver.send(driver.announcement(site, 0, digest=digest_of(site)))
+    copies = {"east": (digest_of("c"),), "west": tuple(sorted([digest_of("a"), digest_of("b")]))}
+    rejected = frozenset({digest_of("c"), digest_of("b")})
+    driver.send(Averaged(1, 0, copies, digest_of("anchor"), None, rejected))
+    assert driver.state.alarms[1:] == ("step 1: fragment 0 of b, c is not finite and was left out",)
+    (anchor,) = [header for header in driver.logs["east"] if header["kind"] == "anchor"]
+    assert anchor["participants"] == [{"region": "west", "digest": digest_of("a"), "weight": 14}]
 
 
 def test_announcements_of_closed_outer_rounds_change_nothing():
@@ -313,6 +337,92 @@ def test_announcements_of_closed_outer_rounds_change_nothing():
     before = driver.state
     driver.send(driver.announcement("a", 0, number=1, digest=digest_of("other")))
     assert driver.state == before
+
+
+# --- regions without rounds -------------------------------------------------------------------------------------------
+
+
+def test_sites_without_rounds_meet_at_outer_rounds_only():
+    driver = Driver(ALONE, steps=5, every=2, fragments=2, exchange="none").begin()
+    assert all(region.round is None for region in driver.state.regions.values())
+    driver.refused(driver.contribution("a"), "round_not_open")
+    driver.refused(driver.announcement("a", 0), "outer_round_not_open")
+    driver.send(driver.arrival("a", tokens=30))
+    driver.send(driver.arrival("a", tokens=31))
+    assert waiting_for(driver.state) == "outer round 1, after step 2: 2 of 3 sites on their way: b, c"
+    driver.send(driver.arrival("c", tokens=5))
+    driver.send(driver.arrival("b", number=2))
+    driver.refused(driver.announcement("a", 0), "outer_round_not_open")
+    driver.send(driver.arrival("b", tokens=0))
+    assert (driver.state.outer.step, driver.state.outer.weights) == (2, {"east": 30, "north": 0, "west": 5})
+    driver.finish()
+    assert driver.status is RunStatus.SUCCEEDED
+    assert [round_.step for round_ in driver.summaries] == [2, 4, 5]
+    for region in ALONE.values():
+        assert [header["kind"] for header in driver.logs[region]] == ["start", *["anchor"] * 6]
+
+
+def test_lost_ranks_have_not_arrived_and_nobody_waits_for_them():
+    driver = Driver(ALONE, steps=4, every=2, exchange="none").begin()
+    driver.send(driver.arrival("a"))
+    driver.send(driver.arrival("b"))
+    driver.send(driver.gone("b"))
+    driver.send(driver.arrival("c"))
+    assert driver.state.outer.weights == {"east": 7, "west": 7}
+    driver.catch_up("b")
+    assert not driver.member("b").live
+    driver.until_outer_round(1)
+    assert driver.catch_up("b")
+    assert driver.member("b").live
+    assert [header["kind"] for header in driver.logs["north"]] == ["start", "anchor"]
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_who_has_arrived_need_not_wait_for_a_site_that_comes_back():
+    driver = Driver(ALONE, steps=4, every=2, exchange="none").begin()
+    driver.send(driver.gone("b"))
+    driver.send(driver.arrival("a"))
+    driver.catch_up("b")
+    assert not driver.member("b").live
+    assert "wait for outer round 1, for which others have arrived already" in reason_of(
+        driver.member("b"), driver.state
+    )
+    driver.send(driver.arrival("c"))
+    assert driver.state.outer is not None
+
+
+def test_a_site_that_comes_back_before_anybody_has_arrived_is_waited_for():
+    driver = Driver(ALONE, steps=4, every=2, exchange="none").begin()
+    driver.send(driver.gone("b"))
+    driver.catch_up("b")
+    driver.send(driver.arrival("a"))
+    driver.send(driver.arrival("c"))
+    assert waiting_for(driver.state) == "outer round 1, after step 2: 1 of 3 sites on their way: b"
+
+
+def test_sites_without_rounds_arrive_while_the_run_is_paused_and_wait_then():
+    driver = Driver(ALONE, steps=4, every=2, exchange="none").begin()
+    driver.send(PauseRequested())
+    for site in ALONE:
+        driver.send(driver.arrival(site))
+    assert driver.state.outer is None
+    driver.send(ResumeRequested())
+    assert driver.state.outer.number == 1
+
+
+def test_a_region_without_rounds_may_lose_its_site():
+    driver = Driver(ALONE, steps=2, every=2, exchange="none", restarts=0).begin()
+    driver.send(driver.gone("a"))
+    assert driver.status is RunStatus.RUNNING
+    driver.refused(SiteAdded("d", "north"), "region_taken")
+    driver.send(SiteAdded("d", "east"))
+    driver.send(SiteRemoved("b", "removed"))
+    driver.finish()
+    assert driver.status is RunStatus.SUCCEEDED
+    driver = Driver(ALONE, steps=2, every=2, exchange="none").begin()
+    for site in ALONE:
+        driver.send(SiteRemoved(site, "removed"))
+    assert driver.status is RunStatus.FAILED
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
