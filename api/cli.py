@@ -21,6 +21,7 @@ from api.report import build_report, print_report
 from api.schemas import Run, RunSpec
 from api.simulate import Simulation, spec_of
 from api.simulate import simulate as run_simulation
+from api.snapshot_cli import begin_with, list_snapshots, snapshot
 from api.watch import watch as watch_run
 
 __all__ = ["main"]
@@ -32,6 +33,8 @@ app.add_typer(run_app, name="run")
 app.add_typer(site_app, name="site")
 app.add_typer(token_app, name="token")
 app.command()(audit)
+run_app.command("snapshot")(snapshot)
+run_app.command("snapshots")(list_snapshots)
 out = Console()
 err = Console(stderr=True)
 
@@ -160,14 +163,22 @@ def create_run(spec: Path, as_json: AsJson = False) -> None:
 @run_app.command("start")
 def start_run(
     run: Annotated[str, typer.Argument(help="a run's id, or a JSON file that describes a new run")],
+    begin: Annotated[
+        str | None, typer.Option("--from", help="RUN/N, a snapshot, or a safetensors file that a new run begins with")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="follow it to its end; fail unless it succeeds")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start a run: one that exists, or a new one from a file."""
     if run.endswith(".json") and not Path(run).is_file():
         raise IsthmusError(f"there is no file {run}")
+    spec = _spec(Path(run)) if Path(run).is_file() else None
+    if spec is None and begin is not None:
+        raise IsthmusError(f"--from is for new runs: give a JSON file that describes one instead of {run}")
     with Connection().client(_WATCH_PATIENCE_S if watch else 10.0) as client:
-        started = _create_and_start(client, _spec(Path(run))) if Path(run).is_file() else client.start_run(run)
+        if spec is not None and begin is not None:
+            spec = spec.model_copy(update={"begin": begin_with(client, begin)})
+        started = client.start_run(run) if spec is None else _create_and_start(client, spec)
         if watch:
             _watch(client, started.id, as_json)
         else:
@@ -281,10 +292,14 @@ def delete_run(run: str) -> None:
 
 
 @run_app.command("export")
-def export_run(run: str, path: Annotated[Path, typer.Option("--out", help="file to write")]) -> None:
-    """Write the trained parameters of a run as safetensors; buffers, such as BatchNorm's, are not among them yet."""
+def export_run(
+    run: str,
+    path: Annotated[Path, typer.Option("--out", help="file to write")],
+    snapshot: Annotated[int | None, typer.Option(help="its number; default: the trained model")] = None,
+) -> None:
+    """Write the trained model of a run, or a snapshot of it, as safetensors: its parameters and its buffers."""
     with Connection().client() as client:
-        digest = export_model(client, run, path)
+        digest = export_model(client, run, path, snapshot)
     out.print(f"{path}: parameters {digest}", soft_wrap=True)
 
 

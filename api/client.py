@@ -5,10 +5,10 @@ so that a failed connection, a 429, a 502, a 503, a 504, a 507, or a body that w
 tried again with the same bytes, no sooner than its Retry-After says.
 """
 
-import hashlib
 import random
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -31,16 +31,19 @@ from api.errors import (
 from api.payload import MEDIA_TYPE
 from api.service import Answer
 from api.tls import certificate_fault, is_loopback, trusted
+from api.transfers import OtherBytesError, Source, blocks, download, source_of, upload
 
 __all__ = ["CoordinatorClient", "UnreachableError"]
 
-BLOCK = 1 << 20
-"""httpx slows down quadratically on one large bytes object: bodies are sent in blocks."""
 _TRY_AGAIN = frozenset({429, 502, 503, 504, 507})
 _LONGEST_S = 60.0
 """Of what a Retry-After may ask for."""
 
+_DAMAGED_AT_MOST = 3
+"""Downloads of one blob that arrive with other bytes."""
+
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 class UnreachableError(IsthmusError):
@@ -65,12 +68,6 @@ def _retry_after(response: httpx.Response) -> float | None:
     """Seconds; the other form, a date, is for browsers."""
     text = response.headers.get("Retry-After", "")
     return min(float(text), _LONGEST_S) if text.isascii() and text.isdigit() else None
-
-
-def _blocks(body: bytes) -> Iterator[bytes]:
-    view = memoryview(body)
-    for start in range(0, len(body), BLOCK):
-        yield bytes(view[start : start + BLOCK])
 
 
 class CoordinatorClient:
@@ -126,8 +123,9 @@ class CoordinatorClient:
         body: bytes | None = None,
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        fine: tuple[int, ...] = (),
     ) -> httpx.Response:
-        """One request, tried again while the coordinator cannot be reached.
+        """One request, tried again while the coordinator cannot be reached; a status among `fine` is no error.
 
         Raises:
             ProblemError: the coordinator refused, with its reason.
@@ -142,25 +140,48 @@ class CoordinatorClient:
             sent["Content-Length"] = str(len(body))
             sent[FIELD] = content_digest(body)
         query = {name: value for name, value in (params or {}).items() if value is not None}
+
+        def once() -> httpx.Response:
+            content = blocks(body) if body is not None else None
+            response = self._http.request(method, path, content=content, params=query, headers=sent)
+            return response if response.status_code in fine else self._checked(response)
+
+        return self._patiently(once)
+
+    def _open(self, path: str, headers: Mapping[str, str]) -> httpx.Response:
+        """As `_send` of a GET, but the body of the answer is still to be read."""
+
+        def once() -> httpx.Response:
+            response = self._http.send(self._http.build_request("GET", path, headers=dict(headers)), stream=True)
+            if response.is_success:
+                return response
+            with closing(response):
+                response.read()
+            return self._checked(response)
+
+        return self._patiently(once)
+
+    def _patiently(self, once: Callable[[], httpx.Response]) -> httpx.Response:
         try:
             for attempt in stamina.retry_context(on=_again, attempts=None, timeout=self._patience, wait_max=2.0):
                 with attempt:
-                    content = _blocks(body) if body is not None else None
-                    response = self._http.request(method, path, content=content, params=query, headers=sent)
-                    return self._checked(response)
+                    return once()
         except httpx.TransportError as error:
-            if (fault := certificate_fault(error)) is not None:
-                raise UnreachableError(
-                    f"the certificate of {self.url} is not trusted here ({fault}); if a private authority has signed "
-                    "it, name that one's PEM file with ISTHMUS_CA_FILE"
-                ) from error
-            raise UnreachableError(
-                f"no answer from the coordinator at {self.url} ({error or type(error).__name__}); "
-                "is it running, and is the URL right?"
-            ) from error
+            raise self._unreachable(error) from error
         except _TryAgainError as error:
             raise UnreachableError(f"the coordinator at {self.url} is not available: {error}") from error.error
         raise AssertionError("stamina ends by returning or raising")
+
+    def _unreachable(self, error: httpx.TransportError) -> UnreachableError:
+        if (fault := certificate_fault(error)) is not None:
+            return UnreachableError(
+                f"the certificate of {self.url} is not trusted here ({fault}); if a private authority has signed "
+                "it, name that one's PEM file with ISTHMUS_CA_FILE"
+            )
+        return UnreachableError(
+            f"no answer from the coordinator at {self.url} ({error or type(error).__name__}); "
+            "is it running, and is the URL right?"
+        )
 
     @staticmethod
     def _checked(response: httpx.Response) -> httpx.Response:
@@ -321,25 +342,66 @@ class CoordinatorClient:
         response = self._send("PUT", path, json=announcement, params={"wait": wait})
         return schemas.AnnouncementReply.model_validate_json(response.content)
 
+    # --- snapshots ----------------------------------------------------------------------------------------------------
+
+    def request_snapshot(self, run: str) -> schemas.SnapshotPage:
+        response = self._send("POST", f"/v1/runs/{_segment(run)}/snapshots")
+        return schemas.SnapshotPage.model_validate_json(response.content)
+
+    def snapshots(self, run: str) -> schemas.SnapshotPage:
+        return self._get(schemas.SnapshotPage, f"/v1/runs/{_segment(run)}/snapshots")
+
+    def take_snapshot(self, run: str, number: int, site: str, upload: schemas.SnapshotUpload) -> None:
+        """What a site that was asked for it has stored."""
+        self._send("PUT", f"/v1/runs/{run}/snapshots/{number}/sites/{site}", json=upload)
+
     # --- blobs --------------------------------------------------------------------------------------------------------
 
-    def put_blob(self, body: bytes) -> str:
-        """Uploads `body` unless it is stored already; returns its digest."""
-        digest = hashlib.sha256(body).hexdigest()
-        try:
-            self._send("HEAD", f"/v1/blobs/{digest}")
-        except ProblemError as error:
-            if error.code != "http_404":
-                raise
-            self._send("PUT", f"/v1/blobs/{digest}", body=body, headers={"Content-Type": "application/octet-stream"})
-        return digest
+    def put_blob(self, body: bytes | Path | Source) -> str:
+        """Uploads a blob unless it is stored already, and returns its digest.
+
+        What is large goes in pieces, and goes on where a link broke; files and sources are never whole in memory.
+        """
+        return upload(self._send, source_of(body))
 
     def get_blob(self, digest: str) -> bytes:
         """The blob, verified against its name."""
-        body = self._send("GET", f"/v1/blobs/{digest}").content
-        if hashlib.sha256(body).hexdigest() != digest:
-            raise IsthmusError(f"blob {digest} arrived with other bytes than its name says; try again")
-        return body
+        return self._verified(lambda: b"".join(self.read_blob(digest)))
+
+    def read_blob(self, digest: str) -> Iterator[bytes]:
+        """The blob in blocks, in bounded memory; goes on where a link broke.
+
+        Raises:
+            OtherBytesError: after the last block, that they were not those of the blob of this name.
+        """
+        try:
+            yield from download(self._open, digest, self._patience)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def save_blob(self, digest: str, path: Path) -> None:
+        """Writes the blob, verified against its name, to a file that is whole or not there."""
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+        def write() -> None:
+            with draft.open("wb") as file:
+                file.writelines(self.read_blob(digest))
+
+        try:
+            self._verified(write)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    @staticmethod
+    def _verified(fetch: Callable[[], T]) -> T:
+        """Bytes that were changed on their way are asked for again."""
+        for _ in range(_DAMAGED_AT_MOST):
+            try:
+                return fetch()
+            except OtherBytesError:
+                continue
+        return fetch()
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
@@ -357,7 +419,8 @@ def _segment(text: str) -> str:
 def _answer(response: httpx.Response) -> Answer:
     evaluate = {"true": True, "false": False}.get(response.headers.get("Isthmus-Evaluate", ""))
     if response.status_code == 200:
-        return Answer(response.content, evaluate=evaluate)
+        number = response.headers.get("Isthmus-Snapshot", "")
+        return Answer(response.content, evaluate=evaluate, snapshot=int(number) if number.isdecimal() else None)
     accepted = response.headers.get("Isthmus-Accepted") != "false"
     return Answer(None, response.text, accepted=accepted, evaluate=evaluate)
 

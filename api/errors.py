@@ -9,6 +9,7 @@ IsthmusError                    anything a user may see; the message names the t
     ├── GoneError               410  the round is closed, the run has ended
     ├── TooLargeError           413
     ├── UnsupportedMediaError   415
+    ├── RangeError              416  nothing of a blob is there
     ├── InvalidError            422  the request makes no sense; `errors` lists what is wrong
     ├── UpgradeRequiredError    426  protocol versions do not overlap
     ├── TooManyRequestsError    429  not now: `retry_after_s` of the context says when
@@ -30,6 +31,7 @@ __all__ = [
     "NotFoundError",
     "Problem",
     "ProblemError",
+    "RangeError",
     "StorageFullError",
     "TooLargeError",
     "TooManyRequestsError",
@@ -121,6 +123,10 @@ class TooLargeError(ProblemError):
 
 class UnsupportedMediaError(ProblemError):
     status, title = 415, "unsupported media type"
+
+
+class RangeError(ProblemError):
+    status, title = 416, "range not satisfiable"
 
 
 class InvalidError(ProblemError):

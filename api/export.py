@@ -1,44 +1,108 @@
-"""The trained model as a safetensors file."""
+"""A model as a safetensors file: parameters as float32 and buffers in their own types, by canonical name."""
 
 import hashlib
+import json
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors import safe_open
 
 from algorithms.codec import parameters_digest
 from algorithms.layout import ParameterLayout
+from algorithms.tensor_file import ITEM_BYTES, StoredTensor, file_header, read_header
 from api.client import CoordinatorClient
-from api.errors import IsthmusError
+from api.errors import IsthmusError, NotFoundError
+from api.schemas import Manifest
 
 __all__ = ["export_model", "file_digest"]
 
 
-def export_model(client: CoordinatorClient, run: str, path: Path) -> str:
-    """Writes the parameters of a run that succeeded, fp32 by canonical name; returns their digest.
+@dataclass(frozen=True)
+class _Source:
+    """Where a model is: blobs. `digest`: of all parameters, if it is known."""
+
+    facts: dict[str, str]
+    layout: ParameterLayout
+    blobs: list[str]
+    buffers: str | None
+    digest: str | None
+
+
+_BUFFERS = "buffers"
+_PARAMETER_BYTES = 4
+
+
+def export_model(client: CoordinatorClient, run: str, path: Path, snapshot: int | None = None) -> str:
+    """Writes the model of a run that succeeded, or a snapshot; returns the digest of its parameters.
 
     Raises:
-        ProblemError: the run has not succeeded.
+        ProblemError: the run has not succeeded, or has no such snapshot.
         IsthmusError: the coordinator's blobs are not the parameters that the sites ended with.
     """
-    model = client.model(run)
-    layout = ParameterLayout.from_json(model.layout)
-    data = b"".join(client.get_blob(digest) for digest in model.blobs)
-    if hashlib.sha256(data).hexdigest() != model.digest:
-        raise IsthmusError(f"the stored parameters of run {run} are not those that its sites ended with")
-    flat = np.frombuffer(data, "<f4")
-    tensors = {
-        tensor.name: flat[offset : offset + tensor.elements].reshape(tensor.shape)
-        for tensor, offset in zip(layout.tensors, layout.offsets, strict=False)
-    }
+    model = _trained(client, run) if snapshot is None else _of_snapshot(client, run, snapshot)
+    buffers = b"" if model.buffers is None else client.get_blob(model.buffers)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
-    save_file(tensors, draft, metadata={"run": run, "step": str(model.step), "digest": model.digest})
-    draft.replace(path)
-    return model.digest
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with draft.open("wb") as file:
+            digest = _write(file, client, model, buffers)
+        if model.digest not in (None, digest):
+            raise IsthmusError(f"the stored parameters of run {run} are not those that its sites ended with")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return digest
+
+
+def _trained(client: CoordinatorClient, run: str) -> _Source:
+    model = client.model(run)
+    facts = {"run": run, "step": str(model.step), "digest": model.digest}
+    return _Source(facts, ParameterLayout.from_json(model.layout), model.blobs, model.buffers, model.digest)
+
+
+def _of_snapshot(client: CoordinatorClient, run: str, number: int) -> _Source:
+    there = {made.number: made for made in client.snapshots(run).items}
+    if number not in there:
+        listed = ", ".join(map(str, there)) or "none"
+        raise NotFoundError("snapshot_not_found", f"run {run} has no snapshot {number}; its snapshots: {listed}")
+    manifest = Manifest.model_validate_json(client.get_blob(there[number].manifest))
+    layout = ParameterLayout.from_json(json.loads(client.get_blob(manifest.layout["blob"])))
+    facts = {"run": run, "step": str(manifest.step), "snapshot": str(number)}
+    return _Source(facts, layout, manifest.parameters, manifest.buffers, None)
+
+
+def _write(file: BinaryIO, client: CoordinatorClient, model: _Source, buffers: bytes) -> str:
+    """Larger items come first, so that all are aligned; returns the digest of the parameters."""
+    stored = read_header(lambda start, stop: buffers[start:stop], len(buffers)).tensors if buffers else {}
+    by_size = sorted(stored.items(), key=lambda item: -ITEM_BYTES[item[1].dtype])
+    first = [item for item in by_size if ITEM_BYTES[item[1].dtype] > _PARAMETER_BYTES]
+    last = by_size[len(first) :]
+    metadata = {**model.facts, _BUFFERS: json.dumps([name for name, _ in by_size])}
+    parameters = [(tensor.name, "F32", tensor.shape) for tensor in model.layout.tensors]
+    file.write(file_header([*_listed(first), *parameters, *_listed(last)], metadata))
+    sha256 = hashlib.sha256()
+    file.writelines(_values(first, buffers))
+    for block in (block for digest in model.blobs for block in client.read_blob(digest)):
+        sha256.update(block)
+        file.write(block)
+    file.writelines(_values(last, buffers))
+    return sha256.hexdigest()
+
+
+def _listed(tensors: Iterable[tuple[str, StoredTensor]]) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [(name, tensor.dtype, tensor.shape) for name, tensor in tensors]
+
+
+def _values(tensors: Iterable[tuple[str, StoredTensor]], buffers: bytes) -> Iterator[bytes]:
+    return (buffers[tensor.start : tensor.stop] for _, tensor in tensors)
 
 
 def file_digest(path: Path) -> str:
     """The parameters digest of an exported file, computed from what is in it."""
-    tensors = load_file(path)
-    return parameters_digest(tensors[name] for name in sorted(tensors))
+    with safe_open(path, "numpy") as file:
+        buffers = set(json.loads((file.metadata() or {}).get(_BUFFERS, "[]")))
+        names = sorted(name for name in file.keys() if name not in buffers)  # noqa: SIM118  # not a dict
+        return parameters_digest(file.get_tensor(name) for name in names)

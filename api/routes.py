@@ -5,7 +5,6 @@ from importlib.metadata import version
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.responses import StreamingResponse
 
 from api import schemas
 from api.authentication import principal_of
@@ -15,7 +14,7 @@ from api.payload import MEDIA_TYPE
 from api.permissions import GuardedRoute, allowed, require
 from api.service import Answer, Principal, Scope, Service
 
-__all__ = ["public", "v1"]
+__all__ = ["READERS", "Caller", "Coordinator", "Name", "Number", "RunId", "attempt_of", "public", "v1"]
 
 MAX_WAIT_S = 30.0
 _MAX_POINTS = 10_000
@@ -40,12 +39,11 @@ Caller = Annotated[Principal, Depends(_caller)]
 Wait = Annotated[float, Query(ge=0, description=f"seconds to wait, at most {MAX_WAIT_S:.0f}")]
 Name = Annotated[schemas.Name, Path()]
 RunId = Annotated[str, Path(max_length=80)]
-Digest = Annotated[schemas.Digest, Path()]
 Number = Annotated[int, Path(ge=0, le=2**48)]
 RoundStep = Annotated[int, Path(ge=1, le=2**48)]
 
 
-def _attempt(principal: Principal) -> int:
+def attempt_of(principal: Principal) -> int:
     """Which attempt of a site's ranks is asking; their tokens say so."""
     assert principal.attempt is not None
     return principal.attempt
@@ -237,7 +235,7 @@ async def caught_up(run: RunId, site: Name, report: schemas.CaughtUp, service: C
 async def upload_start(
     run: RunId, site: Name, start: schemas.StartUpload, service: Coordinator, caller: Caller
 ) -> None:
-    await service.upload_start(run, site, _attempt(caller), start)
+    await service.upload_start(run, site, attempt_of(caller), start)
 
 
 @v1.put("/runs/{run}/sites/{site}/final")
@@ -245,12 +243,14 @@ async def upload_start(
 async def report_final(
     run: RunId, site: Name, report: schemas.FinalReport, service: Coordinator, caller: Caller
 ) -> schemas.FinalReply:
-    return await service.report_final(run, site, _attempt(caller), report)
+    return await service.report_final(run, site, attempt_of(caller), report)
 
 
 def _answer(answer: Answer, waiting_status: Literal[202, 204]) -> Response:
     headers = {} if answer.evaluate is None else {"Isthmus-Evaluate": "true" if answer.evaluate else "false"}
     if answer.message is not None:
+        if answer.snapshot is not None:
+            headers["Isthmus-Snapshot"] = str(answer.snapshot)
         headers["Server-Timing"] = ", ".join(f"{name};dur={ms:.3f}" for name, ms in answer.timing.items())
         if answer.sha256 is not None:
             headers[FIELD] = content_digest_of(bytes.fromhex(answer.sha256))
@@ -279,7 +279,7 @@ async def contribute(
     started = time.perf_counter()
     body = await request.body()
     receive = (time.perf_counter() - started) * 1e3
-    place = (run, region, step, site, _attempt(caller))
+    place = (run, region, step, site, attempt_of(caller))
     answer = await service.contribute(*place, part, body, min(wait, MAX_WAIT_S))
     return _answer(answer.timed(receive=receive), 202)
 
@@ -296,7 +296,7 @@ async def abstain(
     caller: Caller,
     wait: Wait = 0,
 ) -> Response:
-    place = (run, region, step, site, _attempt(caller))
+    place = (run, region, step, site, attempt_of(caller))
     return _answer(await service.abstain(*place, abstention, min(wait, MAX_WAIT_S)), 202)
 
 
@@ -341,39 +341,8 @@ async def announce(
     caller: Caller,
     wait: Wait = 0,
 ) -> schemas.AnnouncementReply:
-    place = (run, number, fragment, site, _attempt(caller))
+    place = (run, number, fragment, site, attempt_of(caller))
     return await service.announce(*place, announcement, min(wait, MAX_WAIT_S))
-
-
-# --- blobs ------------------------------------------------------------------------------------------------------------
-
-
-@v1.put("/blobs/{digest}", status_code=201)
-@allowed("admin", "ranks")
-async def put_blob(digest: Digest, request: Request, service: Coordinator, caller: Caller, response: Response) -> None:
-    if not await service.put_blob(digest, request.stream(), caller.run):
-        response.status_code = 200
-
-
-@v1.head("/blobs/{digest}")
-@allowed(*READERS)
-async def head_blob(digest: Digest, service: Coordinator) -> Response:
-    return Response(headers={"Content-Length": str(await service.blob_size(digest)), "Etag": f'"{digest}"'})
-
-
-@v1.get("/blobs/{digest}")
-@allowed(*READERS)
-async def get_blob(digest: Digest, service: Coordinator) -> Response:
-    size = await service.blob_size(digest)
-    return StreamingResponse(
-        await service.blob(digest),
-        media_type="application/octet-stream",
-        headers={
-            "Content-Length": str(size),
-            "Etag": f'"{digest}"',
-            FIELD: content_digest_of(bytes.fromhex(digest)),
-        },
-    )
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------

@@ -227,6 +227,29 @@ class GuardsSpec(Message):
     )
 
 
+class SnapshotsSpec(Message):
+    """Snapshots: all that the sites share, at one place of every log. With outer steps, right behind an outer round."""
+
+    every: int | None = Field(
+        default=None, ge=1, le=10**9, description="steps between snapshots; null: only those that are asked for"
+    )
+    keep: int = Field(default=3, ge=1, le=1000, description="the newest are kept")
+
+
+class BeginSpec(Message):
+    """What a run begins with, if not with the model as the lowest-named site makes it (rule A3)."""
+
+    run: RunId | None = Field(default=None, description="of whose snapshots one is taken")
+    snapshot: int | None = Field(default=None, ge=1, description="its number")
+    file: Digest | None = Field(default=None, description="a stored blob: a safetensors file with the model's tensors")
+
+    @model_validator(mode="after")
+    def _is_one_place(self) -> Self:
+        if (self.run is None) != (self.snapshot is None) or (self.run is None) == (self.file is None):
+            raise ValueError("begin takes run and snapshot, or file")
+        return self
+
+
 def _plain_json(value: Any, depth: int = 0) -> Any:
     """JSON that every reader takes and gives back unchanged."""
     if depth > _MAX_DEPTH:
@@ -274,6 +297,8 @@ class RunSpec(Message):
     )
     evaluate_every: int | None = Field(default=None, ge=1, description="steps between held-out evaluations")
     seed: int = Field(default=0, ge=0, lt=2**63)
+    snapshots: SnapshotsSpec = SnapshotsSpec()
+    begin: BeginSpec | None = None
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -487,11 +512,12 @@ class JoinRequest(Message):
 
 
 class Resume(Message):
-    """Where the log may be entered: the last anchor entry of a complete outer round."""
+    """Where the log may be entered: behind a complete outer round, or at a snapshot."""
 
     position: Position
     step: Step
-    anchors: list[Digest] = Field(description="blobs of the fragments, in order: together all parameters")
+    anchors: list[Digest] = Field(description="blobs that are together all parameters: of the fragments, in order")
+    buffers: Digest | None = Field(default=None, description="at this place, as safetensors; null: those of entry 0")
 
 
 class JoinReply(Message):
@@ -589,6 +615,7 @@ class Model(Message):
     digest: Digest
     layout: dict[str, Any]
     blobs: list[Digest]
+    buffers: Digest | None = Field(default=None, description="as safetensors")
 
 
 class OuterRound(Message):
@@ -597,6 +624,51 @@ class OuterRound(Message):
     fragments: list[Digest | None] = Field(description="the new anchor of each fragment, once it is there")
     weights: dict[str, int] = Field(description="tokens by region")
     distinct: int = Field(description="distinct copies that were averaged, over all fragments")
+
+
+# --- snapshots --------------------------------------------------------------------------------------------------------
+
+
+class SnapshotUpload(Message):
+    """What a site that was asked for a snapshot has stored: its parameters and buffers after an entry."""
+
+    position: Position
+    step: Step
+    parameters: Digest
+    buffers: Digest | None = None
+
+
+class Snapshot(Message):
+    number: int
+    step: Step
+    manifest: Digest = Field(description="a blob of JSON that names all others")
+    positions: dict[Name, Position] = Field(description="the place in each region's log")
+
+
+class SnapshotPage(Message):
+    items: list[Snapshot] = Field(description="oldest first")
+    wanted: int | None = Field(default=None, description="the number of the one that is being made")
+
+
+class Manifest(Message):
+    """The blob of a snapshot, written last."""
+
+    version: int
+    run: str
+    number: int
+    step: Step
+    layout: dict[str, Digest] = Field(description="`digest` of the layout, `blob` that holds it as JSON")
+    positions: dict[Name, Position]
+    parameters: list[Digest] = Field(description="blobs: concatenated, the float32 tensors in layout order")
+    buffers: Digest | None
+    outer: "OuterManifest | None"
+    spec: RunSpec
+
+
+class OuterManifest(Message):
+    rounds: int
+    anchors: list[Digest]
+    momenta: list[Digest | None]
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Protocol
 from api import schemas
 from api.access import AuditPage, IssuedToken, Scope, Token, TokenRequest
 
-__all__ = ["Access", "Answer", "Principal", "Scope", "Service"]
+__all__ = ["Access", "Answer", "FoundBlob", "Principal", "Scope", "Service", "Snapshots"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Answer:
         accepted: false if what the site has sent is not kept, because its round is not open yet: it sends it again.
         sha256: of the message, in hexadecimal, if it is known.
         evaluate: whether the site that asks is the one that runs the held-out evaluation now; None: no site asks.
+        snapshot: the number of the snapshot for which the site that asks is asked, after this entry; None: for none.
         timing: milliseconds that went into this answer, by what was done.
     """
 
@@ -46,10 +47,19 @@ class Answer:
     accepted: bool = True
     sha256: str | None = None
     evaluate: bool | None = None
+    snapshot: int | None = None
     timing: Mapping[str, float] = field(default_factory=dict)
 
     def timed(self, **milliseconds: float) -> "Answer":
         return replace(self, timing={**self.timing, **milliseconds})
+
+
+@dataclass(frozen=True)
+class FoundBlob:
+    """`size` of a blob that is stored, or None; then `offset` bytes of the caller's upload have arrived."""
+
+    size: int | None
+    offset: int = 0
 
 
 class Access(Protocol):
@@ -63,11 +73,19 @@ class Access(Protocol):
     async def audit(self, cursor: int | None, limit: int) -> AuditPage: ...
 
 
+class Snapshots(Protocol):
+    async def request(self, run: str) -> schemas.SnapshotPage: ...
+    async def all(self, run: str) -> schemas.SnapshotPage: ...
+    async def take(self, run: str, number: int, site: str, attempt: int, upload: schemas.SnapshotUpload) -> None: ...
+
+
 class Service(Protocol):
     """All methods raise `api.errors.ProblemError`; `wait` is the longest time to wait, in seconds."""
 
     @property
     def access(self) -> Access: ...
+    @property
+    def snapshots(self) -> Snapshots: ...
 
     async def authenticate(self, token: str) -> Principal | None: ...
     async def health(self) -> schemas.Health: ...
@@ -123,9 +141,13 @@ class Service(Protocol):
     ) -> schemas.AnnouncementReply: ...
     async def outer_rounds(self, run: str) -> list[schemas.OuterRound]: ...
 
-    async def put_blob(self, digest: str, body: AsyncIterator[bytes], run: str | None) -> bool: ...
+    async def put_blob(self, digest: str, body: AsyncIterator[bytes], principal: Principal) -> bool: ...
+    async def append_blob(
+        self, digest: str, offset: int, length: int, body: AsyncIterator[bytes], principal: Principal
+    ) -> FoundBlob: ...
+    async def find_blob(self, digest: str, principal: Principal) -> FoundBlob: ...
     async def blob_size(self, digest: str) -> int: ...
-    async def blob(self, digest: str) -> AsyncIterator[bytes]: ...
+    async def blob(self, digest: str, start: int, stop: int) -> AsyncIterator[bytes]: ...
 
     async def add_metrics(self, run: str, report: schemas.MetricReport) -> None: ...
     async def metrics(self, run: str, max_points: int) -> list[schemas.StoredPoint]: ...

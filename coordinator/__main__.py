@@ -14,6 +14,7 @@ from pydantic_settings import CliApp
 from redis.exceptions import RedisError
 
 from api.errors import IsthmusError, faults_of
+from coordinator.blob_stores import blob_store
 from coordinator.ending import end_on_signals, until_one_ends
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.serving import serve
@@ -102,6 +103,7 @@ async def _prepare(settings: Settings, redis_url: str) -> None:
     try:
         await _reach(store, redis_url)
         await _grant_tokens(store, settings)
+        await blob_store(settings).check()
         for warning in await store.warnings():
             log.warning(warning)
     finally:

@@ -128,15 +128,23 @@ async def received(blobs: Blobs, digest: str, body: AsyncIterator[bytes]) -> Dra
 
 
 async def blocks(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in pieces of about `BLOCK`, so that a thread is asked once a mebibyte, not once a packet."""
+    """The same bytes in pieces of about `BLOCK`, so that a thread is asked once a mebibyte, not once a packet.
+
+    What came before an error is yielded before the error is raised.
+    """
     pieces: list[bytes] = []
     size = 0
-    async for piece in body:
-        pieces.append(piece)
-        size += len(piece)
-        if size >= BLOCK:
+    try:
+        async for piece in body:
+            pieces.append(piece)
+            size += len(piece)
+            if size >= BLOCK:
+                yield b"".join(pieces)
+                pieces, size = [], 0
+    except Exception:
+        if size:
             yield b"".join(pieces)
-            pieces, size = [], 0
+        raise
     if size:
         yield b"".join(pieces)
 

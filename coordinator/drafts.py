@@ -111,6 +111,10 @@ class Draft:
         self._drafts.keep(self._path, self.digest)
         return self.digest
 
+    def close(self) -> None:
+        """Leaves the file where it is."""
+        self._file.close()
+
     def discard(self) -> None:
         """Leaves nothing behind; after a commit it only closes the file."""
         self._path.unlink(missing_ok=True)

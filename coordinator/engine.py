@@ -17,17 +17,20 @@ from redis.exceptions import RedisError
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError, StorageFullError
 from coordinator.aggregation import LostContributionError, aggregate_round
-from coordinator.blobs import Blobs, in_thread
+from coordinator.beginnings import start_drafts
+from coordinator.blobs import in_thread
 from coordinator.commits import Change, Commits, Messages, Payloads
-from coordinator.events import Averaged, Event, StorageFull, WorkFailed
+from coordinator.events import Averaged, Event, SnapshotRegistered, StartMade, StorageFull, WorkFailed
+from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.news import News, concern_agents
 from coordinator.outer_events import region_copies
 from coordinator.outer_rounds import Copies, outer_step
 from coordinator.recent import Recent, Update
-from coordinator.records import RunState
-from coordinator.state import AggregateRound, AverageFragment, Job, pending
+from coordinator.records import RunState, Start
+from coordinator.snapshots import manifest
+from coordinator.state import AggregateRound, AverageFragment, Job, MakeStart, WriteManifest, pending
 from coordinator.store import Store, unavailable
 from coordinator.waiting import reason_of
 
@@ -41,7 +44,7 @@ log = structlog.get_logger()
 class Engine:
     """The shell around `coordinator.state`."""
 
-    def __init__(self, store: Store, blobs: Blobs, layouts: Layouts, logs: Logs, recent: Recent) -> None:
+    def __init__(self, store: Store, blobs: KeptBlobs, layouts: Layouts, logs: Logs, recent: Recent) -> None:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
@@ -161,8 +164,7 @@ class Engine:
         if job not in pending(state):
             return
         try:
-            layout = await self._layouts.of(state)
-            await self._worked(state, job, layout)
+            await self._worked(state, job, await self._layouts.of(state))
         except ProblemError as error:
             if error.code in ("run_ended", "run_not_found"):  # meanwhile
                 return
@@ -178,10 +180,27 @@ class Engine:
         try:
             if isinstance(job, AggregateRound):
                 await self._aggregate(state, job, layout)
+            elif isinstance(job, MakeStart):
+                await self.apply(state.id, StartMade(await self._start(state, layout)))
+            elif isinstance(job, WriteManifest):
+                digest = await self._blobs.store(manifest(state), state.id)
+                await self.apply(state.id, SnapshotRegistered(job.number, digest))
             else:
                 await self._average(state, job, layout)
         except RedisError as error:
             raise unavailable(error) from error
+
+    async def _start(self, state: RunState, layout: ParameterLayout) -> Start:
+        origin = state.origin
+        assert origin is not None
+        size = 0 if origin.file is None else await self._blobs.stored.size(origin.file)
+        drafts = await in_thread(start_drafts, origin, layout, self._blobs.stored, size)
+        try:
+            parameters, *buffers = [await self._blobs.keep(draft, state.id) for draft in drafts]
+        finally:
+            for draft in drafts:
+                draft.discard()
+        return Start(parameters=parameters, buffers=buffers[0] if buffers else origin.buffers)
 
     async def _aggregate(self, state: RunState, job: AggregateRound, layout: ParameterLayout) -> None:
         try:
@@ -216,10 +235,12 @@ class Engine:
             momentum=state.momenta[job.fragment],
             regions=tuple((there, state.outer.weights[name]) for name, there in sorted(digests.items())),
         )
-        made = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs)
-        with made.anchor, made.momentum:
-            anchor, momentum = [await in_thread(draft.commit) for draft in (made.anchor, made.momentum)]
-        await self.apply(state.id, Averaged(job.number, job.fragment, digests, anchor, momentum, made.rejected))
+        made = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs.stored)
+        with made.parameters, made.momentum:
+            anchor, momentum = [await self._blobs.keep(draft, state.id) for draft in (made.parameters, made.momentum)]
+        await self.apply(
+            state.id, Averaged(job.number, job.fragment, digests, anchor, momentum, rejected=made.rejected)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,6 +265,10 @@ def _log_members(before: RunState, after: RunState) -> None:
 def _described(job: Job) -> str:
     if isinstance(job, AggregateRound):
         return f"aggregating step {job.step} of region {job.region}"
+    if isinstance(job, MakeStart):
+        return "making the initial parameters"
+    if isinstance(job, WriteManifest):
+        return f"writing the manifest of snapshot {job.number}"
     return f"averaging fragment {job.fragment} of outer round {job.number}"
 
 

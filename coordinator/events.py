@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from api.schemas import Position
+from api.schemas import Position, SnapshotUpload
 from coordinator.records import Layout, Sent, Start
 
 # --- what people ask for ----------------------------------------------------------------------------------------------
@@ -39,6 +39,11 @@ class SiteAdded:
 class SiteRemoved:
     site: str
     because: str
+
+
+@dataclass(frozen=True)
+class SnapshotRequested:
+    pass
 
 
 # --- what agents do ---------------------------------------------------------------------------------------------------
@@ -188,6 +193,16 @@ class FinalReported:
     stored: bool
 
 
+@dataclass(frozen=True)
+class SnapshotTaken:
+    """The ranks of one attempt have stored the contents of the snapshot that they were asked for."""
+
+    site: str
+    attempt: int
+    number: int
+    upload: SnapshotUpload
+
+
 # --- what the coordinator itself does ---------------------------------------------------------------------------------
 
 
@@ -222,6 +237,29 @@ class Averaged:
     anchor: str
     momentum: str | None
     rejected: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class SnapshotAsked:
+    """The ranks of this attempt are about to be asked for the contents of the snapshot that is wanted."""
+
+    site: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class StartMade:
+    """Entry 0 was made of what the run begins with."""
+
+    start: Start
+
+
+@dataclass(frozen=True)
+class SnapshotRegistered:
+    """The manifest is stored."""
+
+    number: int
+    manifest: str
 
 
 @dataclass(frozen=True)
@@ -267,6 +305,7 @@ Event = (
     | StopRequested
     | PauseRequested
     | ResumeRequested
+    | SnapshotRequested
     | SiteAdded
     | SiteRemoved
     | SeatTaken
@@ -281,6 +320,10 @@ Event = (
     | Arrived
     | Announced
     | FinalReported
+    | SnapshotTaken
+    | SnapshotAsked
+    | SnapshotRegistered
+    | StartMade
     | Aggregated
     | Averaged
     | WorkFailed

@@ -10,10 +10,10 @@ from api.errors import ConflictError, GoneError, NotFoundError
 from api.payload import contribution_digest
 from api.schemas import RunStatus
 from api.service import Answer
-from coordinator.blobs import Blobs
 from coordinator.contributions import Complete, Contributions
 from coordinator.engine import Engine
 from coordinator.events import Abstained, Announced, Arrived, Contributed
+from coordinator.kept_blobs import KeptBlobs
 from coordinator.logs import Logs
 from coordinator.outer_events import region_copies
 from coordinator.quorum import all_announced, remaining
@@ -32,7 +32,7 @@ class Exchanges:
     def __init__(
         self,
         store: Store,
-        blobs: Blobs,
+        blobs: KeptBlobs,
         contributions: Contributions,
         logs: Logs,
         engine: Engine,
@@ -190,7 +190,7 @@ class Exchanges:
             await self._engine.apply(run, Arrived(site, attempt, number, announcement.tokens))
         await self._engine.wait(run, open_or_over, wait)
         digest = announcement.digest
-        event = Announced(site, attempt, number, fragment, digest, stored=await self._blobs.has(digest))
+        event = Announced(site, attempt, number, fragment, digest, stored=await self._blobs.stays(digest, run))
         state = await self._engine.apply(run, event)
         return schemas.AnnouncementReply(
             upload=_is_asked(state, number, fragment, site, digest), evaluate=state.first_site == site

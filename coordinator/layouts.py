@@ -8,7 +8,7 @@ from algorithms.traffic import contribution_bytes
 from api.errors import ConflictError, InvalidError
 from api.payload import canonical_json
 from api.schemas import RunSpec
-from coordinator.blobs import Blobs, store_bytes
+from coordinator.kept_blobs import KeptBlobs
 from coordinator.records import Layout, RunState
 
 __all__ = ["Layouts", "checked_layout", "require_same_layout"]
@@ -19,13 +19,13 @@ MAX_PARTS = 1024
 
 
 class Layouts:
-    def __init__(self, blobs: Blobs) -> None:
+    def __init__(self, blobs: KeptBlobs) -> None:
         self._blobs = blobs
         self._by_digest: dict[str, ParameterLayout] = {}
 
-    async def save(self, layout: ParameterLayout) -> Layout:
+    async def save(self, layout: ParameterLayout, run: str) -> Layout:
         text = canonical_json(layout.to_json())
-        blob = await asyncio.to_thread(store_bytes, self._blobs, text.encode())
+        blob = await self._blobs.store(text.encode(), run)
         self._keep(layout)
         return Layout(digest=layout.digest, blob=blob, groups=tuple(layout.groups))
 
@@ -38,9 +38,11 @@ class Layouts:
         if state.layout is None:
             raise ConflictError("no_layout", f"no site has presented the layout of run {state.id} yet")
         if state.layout.digest not in self._by_digest:
-            text = await asyncio.to_thread(self._blobs.read, state.layout.blob)
-            self._keep(ParameterLayout.from_json(json.loads(text)))
+            self._keep(await self.read(state.layout.blob))
         return self._by_digest[state.layout.digest]
+
+    async def read(self, blob: str) -> ParameterLayout:
+        return ParameterLayout.from_json(json.loads(await asyncio.to_thread(self._blobs.stored.read, blob)))
 
     def _keep(self, layout: ParameterLayout) -> None:
         if len(self._by_digest) >= _KEPT:

@@ -11,6 +11,7 @@ from coordinator.events import (
     HeldBack,
     PauseRequested,
     ResumeRequested,
+    StartMade,
     StartRequested,
     StartUploaded,
     StopRequested,
@@ -37,6 +38,7 @@ __all__ = [
     "held_back",
     "pause_requested",
     "resume_requested",
+    "start_made",
     "start_requested",
     "start_uploaded",
     "stop_requested",
@@ -116,6 +118,8 @@ def start_uploaded(event: StartUploaded, state: RunState, now: datetime) -> Tran
     require_status(state, RunStatus.STARTING, RunStatus.RUNNING, RunStatus.PAUSED, to="upload entry 0")
     if state.start == event.start:
         return Transition(state)
+    if state.origin is not None:
+        raise ForbiddenError("not_the_donor", f"entry 0 comes from what run {state.id} begins with")
     if state.start is not None:
         raise ConflictError("other_bytes", f"run {state.id} already has another entry 0")
     if event.site != state.first_site:
@@ -125,10 +129,18 @@ def start_uploaded(event: StartUploaded, state: RunState, now: datetime) -> Tran
     return Transition(with_(state, start=event.start))
 
 
+def start_made(event: StartMade, state: RunState, now: datetime) -> Transition:
+    """Entry 0, of a run that begins with a snapshot or a file."""
+    if state.status is not RunStatus.STARTING or state.origin is None or state.start is not None:
+        return Transition(state)
+    return Transition(with_(state, start=event.start))
+
+
 def begun(state: RunState, now: datetime) -> Transition:
     """Starting ends when every site that is there has presented its layout, and entry 0 has come from one of them.
 
-    Then every log begins with it, and whoever is there is active.
+    Then every log begins with it, and whoever is there is active. The momentum of another run's outer steps goes on if
+    the fragments are as many.
     """
     present = state.present()
     enough = all(len(state.present(region)) >= state.spec.rounds.min_sites for region in state.needed_regions)
@@ -137,7 +149,9 @@ def begun(state: RunState, now: datetime) -> Transition:
     for site in present:
         state = with_member(state, site, caught_up=True)
     fragments = state.spec.outer.fragments if state.spec.outer else 0
-    state = with_(state, anchors=(None,) * fragments, momenta=(None,) * fragments)
+    momenta = state.origin.momenta if state.origin else ()
+    momenta = momenta if len(momenta) == fragments else (None,) * fragments
+    state = with_(state, anchors=(None,) * fragments, momenta=momenta, origin=None)
     done = Transition(in_status(state, RunStatus.RUNNING, now))
     for region in state.regions.values():
         done = done.then(append(done.state, region, start_header(state, region)))
@@ -168,7 +182,7 @@ def final_reported(event: FinalReported, state: RunState, now: datetime) -> Tran
 
 def work_failed(event: WorkFailed, state: RunState, now: datetime) -> Transition:
     """An alarm, once; or the end of the run."""
-    if not state.going_on:
+    if not state.going_on and state.status is not RunStatus.STARTING:
         return Transition(state)
     if event.final:
         return Transition(in_status(state, RunStatus.FAILED, now, event.because))

@@ -1,4 +1,4 @@
-"""Redis: the newest entries of logs, which segments hold the others, and which blobs are to be removed.
+"""Redis: the newest entries of logs, and which segments hold the others.
 
 Part of `coordinator.store`; decides nothing either.
 """
@@ -10,7 +10,9 @@ from typing import Any
 
 from api.payload import canonical_json
 from coordinator.entries import Header
+from coordinator.garbage import GARBAGE, GRACE_S
 from coordinator.records import Record
+from coordinator.references import blobs_of_entry
 
 __all__ = ["LogStore", "Segment", "appended", "ended", "log_keys", "payload_key"]
 
@@ -21,6 +23,7 @@ Operation = list[Any]
 _REGISTER = """
 if redis.call('EXISTS', KEYS[1]) == 0 or (redis.call('GET', KEYS[2]) or '1') ~= ARGV[1] then return 0 end
 if redis.call('ZREM', KEYS[5], ARGV[5]) == 0 then return 0 end
+redis.call('DEL', 'told:' .. ARGV[5])
 redis.call('SET', KEYS[2], ARGV[2] + 1)
 redis.call('ZADD', KEYS[3], ARGV[1], ARGV[3])
 if ARGV[4] ~= '' then redis.call('ZADD', KEYS[4], ARGV[4], ARGV[3]) end
@@ -37,7 +40,6 @@ if ARGV[2] ~= '' then redis.call('SET', KEYS[3], ARGV[2]) end
 for _, blob in ipairs(cjson.decode(ARGV[3])) do redis.call('ZADD', KEYS[4], ARGV[4], blob) end
 """
 
-_GARBAGE = "garbage"
 _ENDED = "ended"
 
 
@@ -45,6 +47,7 @@ class Segment(Record):
     """Entries first..last are in a blob.
 
     `steps`: the first and the last step that has its entry there, if any. `large`: messages that are blobs themselves.
+    `anchors`: the blobs that its entries name.
     """
 
     blob: str
@@ -52,6 +55,11 @@ class Segment(Record):
     last: int
     steps: tuple[int, int] | None
     large: tuple[str, ...] = ()
+    anchors: tuple[str, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        return (self.blob, *self.large, *self.anchors)
 
 
 def payload_key(run: str, digest: str) -> str:
@@ -160,7 +168,7 @@ class LogStore:
     ) -> bool:
         """The segment takes the place of what Redis has of its entries; False if another one has.
 
-        Its blob must have been announced by `remove_later`, and is not removed from then on.
+        Its blob must still be on the list `garbage`, and is taken off it.
         """
         seqs = range(segment.first, segment.last + 1)
         operations = [
@@ -170,18 +178,32 @@ class LogStore:
             *[["DEL", payload_key(run, digest)] for digest in messages],
         ]
         kinds = ("packed", "segments", "segment-steps")
-        keys = [f"run:{run}", *(_key(kind, run, region) for kind in kinds), _GARBAGE]
+        keys = [f"run:{run}", *(_key(kind, run, region) for kind in kinds), GARBAGE]
         first_step = "" if segment.steps is None else segment.steps[0]
         line = segment.model_dump_json()
         arguments = [segment.first, segment.last, line, first_step, segment.blob, json.dumps(operations)]
         return bool(await self._register(keys=keys, args=arguments))
 
-    async def drop(self, run: str, region: str, segment: Segment, at: datetime) -> None:
-        """Its entries are gone; its blobs go at a time."""
-        keys = [*(_key(kind, run, region) for kind in ("segments", "segment-steps", "dropped")), _GARBAGE]
+    async def drop(self, run: str, region: str, segment: Segment, now: datetime) -> None:
+        """Its entries are gone; its blobs go a while after."""
+        keys = [*(_key(kind, run, region) for kind in ("segments", "segment-steps", "dropped")), GARBAGE]
         last_step = "" if segment.steps is None else segment.steps[1]
-        blobs = json.dumps([segment.blob, *segment.large])
-        await self._drop(keys=keys, args=[segment.model_dump_json(), last_step, blobs, at.timestamp()])
+        line, at = segment.model_dump_json(exclude_unset=True), now.timestamp() + GRACE_S
+        await self._drop(keys=keys, args=[line, last_step, json.dumps(segment.blobs), at])
+
+    # --- references ---------------------------------------------------------------------------------------------------
+
+    async def blobs_of_entries(self, run: str, region: str) -> set[str]:
+        """Digests of the blobs that the entries in Redis name."""
+        lines = await self._redis.hvals(_key("headers", run, region))
+        return {digest for line in lines for digest in blobs_of_entry(json.loads(line))}
+
+    async def referred(self, run: str, region: str) -> set[str]:
+        """Digests of the blobs to which the log refers; what is packed meanwhile is among them."""
+        found = await self.blobs_of_entries(run, region) | set(await self.all_messages(run, region))
+        for line in await self._redis.zrange(_key("segments", run, region), 0, -1):
+            found |= set(Segment.model_validate_json(line).blobs)
+        return found
 
     # --- what is left to do -------------------------------------------------------------------------------------------
 
@@ -191,16 +213,6 @@ class LogStore:
 
     async def all_packed(self, run: str) -> None:
         await self._redis.srem(_ENDED, run)
-
-    async def remove_later(self, blob: str, at: datetime) -> None:
-        await self._redis.zadd(_GARBAGE, {blob: at.timestamp()})
-
-    async def to_remove(self, now: datetime) -> list[str]:
-        """Blobs that nothing refers to."""
-        return [blob.decode() for blob in await self._redis.zrangebyscore(_GARBAGE, "-inf", now.timestamp())]
-
-    async def removed(self, blob: str) -> None:
-        await self._redis.zrem(_GARBAGE, blob)
 
 
 def _in_groups(command: str, key: str, fields: Iterable[int]) -> list[Operation]:

@@ -13,8 +13,8 @@ from typing import TypeVar
 from api.errors import GoneError, NotFoundError, ProblemError
 from api.payload import encode_message
 from api.schemas import Resume
-from coordinator.blobs import Blobs, store_bytes
 from coordinator.entries import Header
+from coordinator.kept_blobs import KeptBlobs
 from coordinator.log_store import Segment
 from coordinator.segments import SegmentIndex, read_index, read_span
 from coordinator.store import Store
@@ -35,7 +35,7 @@ ReadBlob = Callable[[int, int | None], bytes]
 
 
 class Logs:
-    def __init__(self, store: Store, blobs: Blobs) -> None:
+    def __init__(self, store: Store, blobs: KeptBlobs) -> None:
         self._store = store
         self._blobs = blobs
         self._messages: OrderedDict[tuple[str, str, int, int], bytes] = OrderedDict()
@@ -44,7 +44,7 @@ class Logs:
     async def keep(self, run: str, message: bytes) -> str:
         """Stores the message of an entry, so that a commit can refer to it by the digest that this returns (A5)."""
         if len(message) > IN_REDIS:
-            return await asyncio.to_thread(store_bytes, self._blobs, message)
+            return await self._blobs.store(message, run)
         digest = hashlib.sha256(message).hexdigest()
         await self._store.put_payload(run, digest, message)
         return digest
@@ -149,8 +149,8 @@ class Logs:
         if part >= len(digests):
             return None
         body = await self._store.payload(run, digests[part])
-        if body is None and await self._blobs.has(digests[part]):
-            return await asyncio.to_thread(self._blobs.read, digests[part])
+        if body is None and await self._blobs.stored.has(digests[part]):
+            return await asyncio.to_thread(self._blobs.stored.read, digests[part])
         return body
 
     async def _from_segment(self, run: str, region: str, seq: int, part: int) -> bytes | None:
@@ -176,7 +176,7 @@ class Logs:
 
     async def _read(self, run: str, region: str, segment: Segment, blob: str, read: Callable[[ReadBlob], T]) -> T:
         try:
-            return await asyncio.to_thread(read, partial(self._blobs.read, blob))
+            return await asyncio.to_thread(read, partial(self._blobs.stored.read, blob))
         except (NotFoundError, OSError, ValueError) as error:
             if await self._store.log.segment_at(run, region, segment.first) is None:  # trimmed meanwhile
                 resume = (await self._store.load(run)).state.entrance(region)

@@ -10,6 +10,7 @@ from coordinator.entries import anchor_header
 from coordinator.events import Announced, Arrived, Averaged
 from coordinator.quorum import agreed_copies, all_announced, remaining
 from coordinator.records import Arrival, FragmentRound, RunState
+from coordinator.snapshots import behind_outer_round
 from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member
 
 __all__ = ["announced", "arrived", "averaged", "region_copies", "with_alarms"]
@@ -165,4 +166,5 @@ def _outer_finished(state: RunState) -> Transition:
         assert region.head is not None
         resume = Resume(position=region.head, step=outer.step, anchors=anchors)
         regions[name] = region.model_copy(update={"tokens": 0, "resume": resume})
-    return Transition(with_(state, outer=None, outer_rounds=outer.number, regions=regions), outer_round=summary)
+    state = with_(state, outer=None, outer_rounds=outer.number, regions=regions)
+    return Transition(behind_outer_round(state, outer.step), outer_round=summary)

@@ -1,7 +1,7 @@
 """The outer step of one fragment, from ranges of blobs to drafts of blobs, a block of every array at a time."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 import numpy as np
@@ -14,13 +14,12 @@ from api.schemas import OuterSpec
 from coordinator.blobs import Blobs
 from coordinator.drafts import Draft
 
-__all__ = ["BLOCK_ELEMENTS", "Copies", "Made", "outer_step"]
+__all__ = ["BLOCK_ELEMENTS", "Anchor", "Copies", "outer_step"]
 
 BLOCK_ELEMENTS = 1 << 19
 """Of each array that are in memory at once, 2 MiB; the bits of the result do not depend on it."""
 
 Parameters = NDArray[np.float32]
-Regions = Sequence[tuple[Sequence[str], int]]
 
 
 @dataclass(frozen=True)
@@ -38,64 +37,87 @@ class Copies:
     momentum: str | None
     regions: tuple[tuple[tuple[str, ...], int], ...]
 
+    @property
+    def distinct(self) -> set[str]:
+        return {digest for digests, _ in self.regions for digest in digests}
+
+    def without(self, rejected: frozenset[str]) -> "Copies":
+        """Regions that have no other copy are left out."""
+        there = ((tuple(one for one in digests if one not in rejected), weight) for digests, weight in self.regions)
+        return replace(self, regions=tuple((digests, weight) for digests, weight in there if digests))
+
 
 @dataclass(frozen=True)
-class Made:
-    """The new anchor and outer momentum, for the caller to commit or to discard.
+class Anchor:
+    """What came of an outer step: drafts of the new anchor and of the outer momentum, to commit or to discard.
 
-    `rejected`: digests of the copies that were left out because they are not finite.
+    `rejected`: the copies that were left out, because they are not finite.
     """
 
-    anchor: Draft
+    parameters: Draft
     momentum: Draft
     rejected: frozenset[str]
 
 
-def outer_step(copies: Copies, layout: ParameterLayout, outer: OuterSpec, blobs: Blobs) -> Made:
-    """By rule B13; it blocks, and its memory does not grow with the fragment.
+def outer_step(copies: Copies, layout: ParameterLayout, outer: OuterSpec, blobs: Blobs) -> Anchor:
+    """The new anchor and the outer momentum (rule B13).
 
-    If no region trained on anything since the last anchor, or none has a finite copy, both stay as they are. Copies
-    that are all the same blob are read once: their mean is that blob.
+    If no region that has a finite copy trained on anything since the last anchor, both stay as they are. Copies that
+    are all the same blob are read once: their mean is that blob. Blocks; memory does not grow with the fragment.
     """
-    tensors = layout.fragments(outer.fragments)[copies.fragment]
-    elements = layout.fragment_elements(tensors)
-    distinct = sorted({digest for digests, _ in copies.regions for digest in digests})
-    finite = {digest for digest in distinct if _is_finite(blobs, digest, elements)}
-    regions = [([one for one in digests if one in finite], weight) for digests, weight in copies.regions]
-    regions = [(there, weight) for there, weight in regions if there]
-    first = layout.offsets[tensors.start] if copies.anchor is None and elements else 0
+    elements = layout.fragment_elements(layout.fragments(outer.fragments)[copies.fragment])
+    rejected = frozenset(copy for copy in sorted(copies.distinct) if not _is_finite(copy, elements, blobs))
+    copies = copies.without(rejected)
     anchor, momentum = blobs.draft(), blobs.draft()
     try:
-        for begin, end in _blocks(elements):
-            x = _read(blobs, copies.anchor or copies.start, first + begin, first + end)
-            m = np.zeros(end - begin, "<f4") if copies.momentum is None else _read(blobs, copies.momentum, begin, end)
-            if sum(weight for _, weight in regions) > 0:
-                x, m = outer_update(outer.optimizer, x, m, _mean(regions, blobs, begin, end), outer.lr, outer.momentum)
-            anchor.write(x.astype("<f4", copy=False).tobytes())
-            momentum.write(m.astype("<f4", copy=False).tobytes())
+        for new_anchor, new_momentum in _blocks(copies, layout, outer, blobs):
+            anchor.write(new_anchor.astype("<f4", copy=False).tobytes())
+            momentum.write(new_momentum.astype("<f4", copy=False).tobytes())
     except BaseException:
         anchor.discard()
         momentum.discard()
         raise
-    return Made(anchor, momentum, frozenset(distinct) - finite)
+    return Anchor(anchor, momentum, rejected)
 
 
-def _blocks(elements: int) -> Iterator[tuple[int, int]]:
-    return ((begin, min(begin + BLOCK_ELEMENTS, elements)) for begin in range(0, elements, BLOCK_ELEMENTS))
+def _is_finite(digest: str, elements: int, blobs: Blobs) -> bool:
+    """A pass of its own: what comes late in a copy decides about its beginning, too."""
+    begins = range(0, elements, BLOCK_ELEMENTS)
+    blocks = (_read(blobs, digest, begin, min(begin + BLOCK_ELEMENTS, elements)) for begin in begins)
+    return all(bool(np.isfinite(block).all()) for block in blocks)
 
 
-def _is_finite(blobs: Blobs, digest: str, elements: int) -> bool:
-    return all(np.isfinite(_read(blobs, digest, *block)).all() for block in _blocks(elements))
+def _blocks(
+    copies: Copies, layout: ParameterLayout, outer: OuterSpec, blobs: Blobs
+) -> Iterator[tuple[Parameters, Parameters]]:
+    tensors = layout.fragments(outer.fragments)[copies.fragment]
+    elements = layout.fragment_elements(tensors)
+    first = layout.offsets[tensors.start] if copies.anchor is None and elements else 0
+    trained = sum(weight for _, weight in copies.regions) > 0
+    for begin in range(0, elements, BLOCK_ELEMENTS):
+        end = min(begin + BLOCK_ELEMENTS, elements)
+        anchor = _read(blobs, copies.anchor or copies.start, first + begin, first + end)
+        momentum = (
+            np.zeros(end - begin, "<f4") if copies.momentum is None else _read(blobs, copies.momentum, begin, end)
+        )
+        if trained:
+            mean = _mean(copies, blobs, begin, end)
+            anchor, momentum = outer_update(outer.optimizer, anchor, momentum, mean, outer.lr, outer.momentum)
+        yield anchor, momentum
 
 
-def _mean(regions: Regions, blobs: Blobs, begin: int, end: int) -> NDArray[np.float64]:
+def _mean(copies: Copies, blobs: Blobs, begin: int, end: int) -> NDArray[np.float64]:
+    if len(copies.distinct) == 1:
+        return _read(blobs, min(copies.distinct), begin, end).astype(np.float64)
+    values = {digest: _read(blobs, digest, begin, end) for digest in copies.distinct}
+    return _weighted([([values[one] for one in digests], weight) for digests, weight in copies.regions])
+
+
+def _weighted(regions: Sequence[tuple[Sequence[Parameters], int]]) -> NDArray[np.float64]:
     """Over regions by weight; over the copies of one region by equal parts of its weight."""
-    values = {digest: _read(blobs, digest, begin, end) for digests, _ in regions for digest in digests}
-    if len(values) == 1:
-        return next(iter(values.values())).astype(np.float64)
-    shares = lcm(*(len(digests) for digests, _ in regions))
-    weights = [weight * (shares // len(digests)) for digests, weight in regions for _ in digests]
-    return weighted_mean([values[one] for digests, _ in regions for one in digests], weights)
+    shares = lcm(*(len(copies) for copies, _ in regions))
+    values = [copy for copies, _ in regions for copy in copies]
+    return weighted_mean(values, [weight * (shares // len(copies)) for copies, weight in regions for _ in copies])
 
 
 def _read(blobs: Blobs, digest: str, begin: int, end: int) -> Parameters:

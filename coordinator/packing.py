@@ -8,14 +8,14 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import timedelta
 
 import structlog
 
 from api.errors import NotFoundError, ProblemError, StorageFullError
-from coordinator.blobs import Blobs, store_bytes
+from coordinator.kept_blobs import KeptBlobs
 from coordinator.log_store import Segment
 from coordinator.records import Region, RunState
+from coordinator.references import blobs_of_entry
 from coordinator.segments import pack_segment
 from coordinator.settings import Settings
 from coordinator.store import Store
@@ -25,21 +25,20 @@ __all__ = ["Packer"]
 SEGMENT_BYTES = 32 << 20
 """Of messages in one segment, about: it is put together in memory."""
 SEGMENT_ENTRIES = 1000
-_UNREGISTERED = timedelta(hours=1)
-"""How long a segment may take from its announcement to its registration."""
-_GRACE = timedelta(minutes=1)
-"""How long a dropped segment stays for those who are reading it."""
+_STALE_UPLOADS_S = 60.0
+"""How often they are looked for."""
 
 log = structlog.get_logger()
 
 
 class Packer:
-    def __init__(self, store: Store, blobs: Blobs, settings: Settings) -> None:
+    def __init__(self, store: Store, blobs: KeptBlobs, settings: Settings) -> None:
         self._store = store
         self._blobs = blobs
         self._settings = settings
         self._sizes: dict[tuple[str, str], dict[int, int]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._uploads_looked_at = 0.0
 
     def start(self, states: list[RunState]) -> None:
         """Looks after these runs and those that have ended, in the background, unless it still does."""
@@ -59,7 +58,10 @@ class Packer:
             await self._tidy_or_log(state)
         for run in await self._store.log.ended():
             await self._pack_ended(run)
-        await self.collect()
+        await self._blobs.remove_unreferred()
+        if (now := asyncio.get_running_loop().time()) > self._uploads_looked_at + _STALE_UPLOADS_S:
+            self._uploads_looked_at = now
+            await self._blobs.remove_stale_uploads()
 
     async def _pack_ended(self, run: str) -> None:
         with suppress(NotFoundError):  # deleted meanwhile
@@ -118,7 +120,7 @@ class Packer:
         if await self._store.log.packed(run, region) != seqs.start:  # by another process, meanwhile
             return False
         lost = [str(seq) for seq in seqs if seq not in headers]
-        lost += [digest for digest, body in bodies.items() if body is None and not await self._blobs.has(digest)]
+        lost += [digest for digest, body in bodies.items() if body is None and not await self._blobs.stored.has(digest)]
         if lost:
             raise ProblemError("log_damaged", f"region {region} has lost {', '.join(lost)}; did Redis lose data?")
         packed = {seq: [bodies[digest] or digest for digest in parts] for seq, parts in messages.items()}
@@ -131,9 +133,9 @@ class Packer:
             last=seqs.stop - 1,
             steps=(min(steps), max(steps)) if steps else None,
             large=tuple(digest for digest, body in bodies.items() if body is None),
+            anchors=tuple(sorted({blob for header in headers.values() for blob in blobs_of_entry(header)})),
         )
-        await self._store.log.remove_later(segment.blob, await self._store.now() + _UNREGISTERED)
-        await asyncio.to_thread(store_bytes, self._blobs, data)
+        await self._blobs.store(data, run)
         done = await self._store.log.register(run, region, segment, steps, bodies)
         if done:
             log.info("segment", run=run, region=region, first=segment.first, last=segment.last, bytes=len(data))
@@ -148,14 +150,8 @@ class Packer:
             return
         kept = min(head.seq + 1 - keep, resume.position.seq + 1)
         while (oldest := await self._store.log.oldest_segment(state.id, region.name)) and oldest.last < kept:
-            await self._store.log.drop(state.id, region.name, oldest, await self._store.now() + _GRACE)
+            await self._store.log.drop(state.id, region.name, oldest, await self._store.now())
             log.info("trimmed", run=state.id, region=region.name, first=oldest.first, last=oldest.last)
-
-    async def collect(self) -> None:
-        """Removes blobs to which nothing refers any more."""
-        for blob in await self._store.log.to_remove(await self._store.now()):
-            await self._blobs.remove(blob)
-            await self._store.log.removed(blob)
 
 
 def _count(sizes: list[int], keep: int, keep_bytes: float) -> int:

@@ -9,17 +9,21 @@ from api.schemas import Condition, Position, Resume, RunSpec, RunStatus
 
 __all__ = [
     "Arrival",
+    "Contents",
     "FragmentRound",
     "Layout",
     "Member",
     "Missed",
+    "Origin",
     "OuterRound",
     "Record",
     "Region",
     "Round",
     "RunState",
     "Sent",
+    "Snapshot",
     "Start",
+    "Wanted",
 ]
 
 
@@ -188,6 +192,50 @@ class Layout(Record):
     groups: tuple[str, ...]
 
 
+class Contents(Record):
+    """All that the sites of a run share (A14), at one place of every log: digests of blobs.
+
+    `parameters`: in layout order. `rounds`, `momenta`: of a run with outer steps, whose anchors the parameters are.
+    """
+
+    step: int
+    positions: dict[str, Position]
+    parameters: tuple[str, ...]
+    buffers: str | None
+    rounds: int | None = None
+    momenta: tuple[str | None, ...] = ()
+
+
+class Wanted(Record):
+    """A snapshot that is to be made; of its `contents` only the manifest is missing.
+
+    `site`, `seat`: whose ranks were asked for the contents.
+    """
+
+    number: int
+    site: str = ""
+    seat: str | None = None
+    contents: Contents | None = None
+
+
+class Snapshot(Record):
+    """A snapshot whose manifest is stored."""
+
+    number: int
+    manifest: str
+    contents: Contents
+
+
+class Origin(Record):
+    """What entry 0 is to be made of: blobs of a snapshot, whose layout is in a blob, too; or a safetensors file."""
+
+    file: str | None = None
+    layout: str | None = None
+    parameters: tuple[str, ...] = ()
+    buffers: str | None = None
+    momenta: tuple[str | None, ...] = ()
+
+
 class RunState(Record):
     """Everything about a run.
 
@@ -196,6 +244,8 @@ class RunState(Record):
         storage_full: pending work is left alone until the run is resumed.
         held_back: why contributions wait, until one is taken in.
         unguarded_to: a loss up to this step pauses the run no more.
+        origin: what the run begins with, until it has begun; None: what the lowest-named site uploads.
+        snapshots: oldest first; the number of the last one that was wanted, and the step at which the last one was due.
     """
 
     id: str
@@ -218,6 +268,11 @@ class RunState(Record):
     storage_full: bool = False
     held_back: str = ""
     unguarded_to: int = 0
+    origin: Origin | None = None
+    snapshots: tuple[Snapshot, ...] = ()
+    wanted: Wanted | None = None
+    last_snapshot: int = 0
+    last_snapshot_step: int = 0
 
     @property
     def going_on(self) -> bool:

@@ -15,9 +15,9 @@ from api import schemas
 from api.errors import ConflictError, GoneError, InvalidError, NotFoundError, ProblemError
 from api.payload import digest_json
 from api.schemas import RunStatus
-from api.service import Answer, Principal
+from api.service import Answer, FoundBlob, Principal
 from coordinator.access import Access
-from coordinator.blobs import Blobs, put
+from coordinator.blobs import Blobs
 from coordinator.contributions import Contributions
 from coordinator.engine import Engine
 from coordinator.events import (
@@ -37,6 +37,7 @@ from coordinator.events import (
 )
 from coordinator.exchanges import Exchanges
 from coordinator.guards import Guards
+from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts, checked_layout, require_same_layout
 from coordinator.logs import Logs
 from coordinator.packing import Packer
@@ -45,9 +46,11 @@ from coordinator.recent import Recent
 from coordinator.records import RunState, Start
 from coordinator.settings import Settings
 from coordinator.sites import Sites
+from coordinator.snapshot_service import Snapshots
 from coordinator.state import due_at, transition
 from coordinator.store import Store, unavailable
 from coordinator.tokens import hashed
+from coordinator.uploads import Uploads
 from coordinator.views import run_view
 
 __all__ = ["CoordinatorService"]
@@ -61,18 +64,20 @@ class CoordinatorService:
     def __init__(self, store: Store, blobs: Blobs, settings: Settings) -> None:
         self.access = Access(store)
         self._store = store
-        self._blobs = blobs
+        self._blobs = kept = KeptBlobs(blobs, store, settings.blob_quota_gb)
         self._settings = settings
-        self._layouts = Layouts(blobs)
-        self._logs = Logs(store, blobs)
+        self._layouts = Layouts(kept)
+        self._logs = Logs(store, kept)
         recent = Recent()
-        self._engine = Engine(store, blobs, self._layouts, self._logs, recent)
+        self._engine = Engine(store, kept, self._layouts, self._logs, recent)
         self._sites = Sites(store, self._engine, settings)
         pressure = Pressure(store, settings.redis_budget_mb)
         contributions = Contributions(store, self._layouts, self._engine, pressure, recent)
-        self._exchanges = Exchanges(store, blobs, contributions, self._logs, self._engine, recent)
+        self._exchanges = Exchanges(store, kept, contributions, self._logs, self._engine, recent)
         self._guards = Guards(store, self._engine)
-        self._packer = Packer(store, blobs, settings)
+        self.snapshots = Snapshots(store, kept, self._layouts, self._logs, self._engine)
+        self._packer = Packer(store, kept, settings)
+        self._uploads = Uploads(kept)
         self._ticked = self._outage_s = 0.0
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -119,6 +124,10 @@ class CoordinatorService:
             await self._store.ping()
         except RedisError as error:
             return schemas.Health(status="unavailable", detail={"redis": str(error) or type(error).__name__})
+        try:
+            await self._blobs.stored.check()
+        except ProblemError as error:
+            return schemas.Health(status="unavailable", detail={"blobs": str(error)})
         return schemas.Health(status="ok", detail=dict.fromkeys(await self._store.warnings(), "warning"))
 
     async def authenticate(self, token: str) -> Principal | None:
@@ -161,8 +170,8 @@ class CoordinatorService:
                 )
             with suppress(NotFoundError):
                 return await self.run(run)
-        now = await self._store.now()
-        state = RunState(id=run, spec=spec, created_at=now, since=now)
+        now, origin = await self._store.now(), await self.snapshots.origin(spec.begin, run)
+        state = RunState(id=run, spec=spec, created_at=now, since=now, origin=origin)
         if not await self._store.create_run(state, idempotency_key):
             raise GoneError("run_deleted", f"this Idempotency-Key made run {run}, which was deleted: use a new one")
         return await self.run(run)
@@ -217,12 +226,14 @@ class CoordinatorService:
         layout = await asyncio.to_thread(checked_layout, request.layout, state.spec)
         if state.layout is not None:
             require_same_layout(layout, await self._layouts.of(state), site)
-        event = LayoutPresented(site, request.attempt, await self._layouts.save(layout))
+        if state.origin is not None:
+            await self.snapshots.require_same_model(layout, state)
+        event = LayoutPresented(site, request.attempt, await self._layouts.save(layout, run))
         state = await self._engine.apply(run, event)
         first = min(state.first_site or site, site)
         return schemas.JoinReply(
             layout=layout.digest,
-            upload_start=site == state.first_site and state.start is None,
+            upload_start=site == state.first_site and state.start is None and state.origin is None,
             evaluate=site == first,
             listed=state.members[site].listed,
             resume=state.entrance(state.members[site].region),
@@ -239,7 +250,7 @@ class CoordinatorService:
     async def upload_start(self, run: str, site: str, attempt: int, start: schemas.StartUpload) -> None:
         state = (await self._store.load(run)).state
         layout = await self._layouts.of(state)
-        size = await self._blobs.size(start.parameters)
+        size = await self._blobs.require(start.parameters, run)
         if size != parameters_bytes(layout):
             raise InvalidError(
                 "wrong_size",
@@ -247,12 +258,13 @@ class CoordinatorService:
                 f"{parameters_bytes(layout)}",
             )
         if start.buffers is not None:
-            await self._blobs.size(start.buffers)
+            await self._blobs.require(start.buffers, run)
         entry = Start(parameters=start.parameters, buffers=start.buffers)
         await self._engine.apply(run, StartUploaded(site, attempt, entry))
 
     async def report_final(self, run: str, site: str, attempt: int, report: schemas.FinalReport) -> schemas.FinalReply:
-        event = FinalReported(site, attempt, report.seq, report.digest, stored=await self._blobs.has(report.digest))
+        stored = await self._blobs.stays(report.digest, run)
+        event = FinalReported(site, attempt, report.seq, report.digest, stored=stored)
         state = await self._engine.apply(run, event)
         wanted = state.spec.outer is None and not state.final_stored and site == state.model_site
         return schemas.FinalReply(upload=wanted and not state.status.terminal)
@@ -284,7 +296,7 @@ class CoordinatorService:
         async with self._late_ones_noted(run, site, attempt, step), self._guards.storage(run):
             await self._sites.heard(site)
             answer = await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
-        return await self._with_evaluator(answer, run, site)
+        return await self._with_wishes(answer, run, step, site)
 
     async def abstain(
         self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
@@ -292,7 +304,7 @@ class CoordinatorService:
         await self._sites.heard(site)
         async with self._late_ones_noted(run, site, attempt, step):
             answer = await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
-        return await self._with_evaluator(answer, run, site)
+        return await self._with_wishes(answer, run, step, site)
 
     @asynccontextmanager
     async def _late_ones_noted(self, run: str, site: str, attempt: int, step: int) -> AsyncIterator[None]:
@@ -306,12 +318,15 @@ class CoordinatorService:
 
     async def update(self, run: str, region: str, step: int, part: int, wait: float, site: str | None = None) -> Answer:
         answer = await self._exchanges.update(run, region, step, part, wait)
-        return answer if site is None else await self._with_evaluator(answer, run, site)
+        return answer if site is None else await self._with_wishes(answer, run, step, site)
 
-    async def _with_evaluator(self, answer: Answer, run: str, site: str) -> Answer:
-        """Sites learn with every answer which of them evaluates: the lowest-named live one (C10)."""
-        found = self._store.seen(run) or await self._store.load(run)
-        return replace(answer, evaluate=found.state.first_site == site)
+    async def _with_wishes(self, answer: Answer, run: str, step: int, site: str) -> Answer:
+        """Sites learn with every answer which of them evaluates: the lowest-named live one (C10); and with that to
+        their contribution, which of them is asked for a snapshot.
+        """
+        state = (self._store.seen(run) or await self._store.load(run)).state
+        number = None if answer.message is None else await self.snapshots.ask(state, step, site)
+        return replace(answer, evaluate=state.first_site == site, snapshot=number)
 
     async def log(self, run: str, region: str, start: int, stop: int | None, wait: float) -> schemas.LogPage:
         return await self._exchanges.log(run, region, start, stop, wait)
@@ -333,15 +348,23 @@ class CoordinatorService:
 
     # --- blobs --------------------------------------------------------------------------------------------------------
 
-    async def put_blob(self, digest: str, body: AsyncIterator[bytes], run: str | None) -> bool:
-        async with self._guards.storage(run):
-            return await put(self._blobs, digest, body)
+    async def put_blob(self, digest: str, body: AsyncIterator[bytes], principal: Principal) -> bool:
+        async with self._guards.storage(principal.run):
+            return await self._blobs.put(digest, body, principal.run or "")
+
+    async def append_blob(
+        self, digest: str, offset: int, length: int, body: AsyncIterator[bytes], principal: Principal
+    ) -> FoundBlob:
+        return await self._uploads.append(digest, _owner(principal), principal.run or "", offset, length, body)
+
+    async def find_blob(self, digest: str, principal: Principal) -> FoundBlob:
+        return await self._uploads.find(digest, _owner(principal), principal.run or "")
 
     async def blob_size(self, digest: str) -> int:
-        return await self._blobs.size(digest)
+        return await self._blobs.stored.size(digest)
 
-    async def blob(self, digest: str) -> AsyncIterator[bytes]:
-        return await self._blobs.open(digest)
+    async def blob(self, digest: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        return await self._blobs.stored.open(digest, start, stop)
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
@@ -357,6 +380,11 @@ class CoordinatorService:
     async def metrics(self, run: str, max_points: int) -> list[schemas.StoredPoint]:
         await self._store.load(run)
         return await self._store.metrics(run, max_points)
+
+
+def _owner(principal: Principal) -> str:
+    """Of an upload: a token, by what it stands for."""
+    return f"{principal.scope} {principal.token} {principal.run} {principal.site} {principal.attempt}"
 
 
 def _finite(values: dict[str, float | None]) -> dict[str, float | None]:

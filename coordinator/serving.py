@@ -16,7 +16,7 @@ from starlette.responses import Response
 from api.app import create_app
 from api.middleware import problem_response
 from api.rates import Rates
-from coordinator.blob_directory import BlobDirectory
+from coordinator.blob_stores import blob_store
 from coordinator.connections import BoundedConnection
 from coordinator.ending import SIGNALS
 from coordinator.service import CoordinatorService
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 async def serve(settings: Settings, redis_url: str, listener: socket.socket) -> None:
     """Until SIGTERM or Ctrl-C, or until the background work fails."""
     store = Store(redis_url)
-    service = CoordinatorService(store, BlobDirectory(settings.data_dir / "blobs"), settings)
+    service = CoordinatorService(store, blob_store(settings), settings)
     await service.tick()
     app = create_app(service, Rates(settings.rate_limit, settings.failure_limit))
     app.add_exception_handler(RedisError, _unavailable)

@@ -23,7 +23,13 @@ class Settings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", description="address to listen on; loopback unless told otherwise")
     port: int = Field(default=8420, ge=0, le=65535, description="0 takes a free one and writes it to DATA_DIR/url")
-    data_dir: Path = Field(default=Path("isthmus-data"), description="blobs, tokens and the embedded Redis's data")
+    data_dir: Path = Field(default=Path("isthmus-data"), description="tokens, the embedded Redis's data and blobs")
+    blobs: str | None = Field(
+        default=None,
+        description="where blobs are: a directory (default: in DATA_DIR), or s3://BUCKET/PREFIX, whose key and address "
+        "are told by AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL",
+    )
+    blob_quota_gb: float | None = Field(default=None, gt=0, description="gigabytes of all blobs at most")
     workers: int = Field(default=1, ge=1, le=64, description="processes that serve; they share the port and Redis")
     redis_url: str | None = Field(default=None, description="default: a Redis of its own in DATA_DIR")
     tls_cert: Path | None = Field(

@@ -14,6 +14,7 @@ from coordinator.outer_events import with_alarms
 from coordinator.quorum import closes_at, may_close
 from coordinator.records import Region, RunState
 from coordinator.round_events import emptied, frozen
+from coordinator.snapshots import with_due
 from coordinator.transitions import Transition, in_status, with_member, with_region
 
 __all__ = ["due_at", "settled", "ticked"]
@@ -87,7 +88,7 @@ def _moved_on(state: RunState, now: datetime) -> Transition:
         for name in left_behind(done.state):
             done = done.then(_round_ended(done.state, done.state.regions[name], now))
         done = done.then(Transition(opened(done.state)))
-    return done.then(Transition(_ended(with_alarms(done.state), now)))
+    return done.then(Transition(_ended(with_due(with_alarms(done.state)), now)))
 
 
 def _round_ended(state: RunState, region: Region, now: datetime) -> Transition:
@@ -107,8 +108,13 @@ def _released(state: RunState, now: datetime) -> RunState:
 
 
 def _ended(state: RunState, now: datetime) -> RunState:
-    """The end, once every live member has reported its final digest, and the trained parameters are stored."""
+    """The end, once every live member has reported its final digest, and the trained parameters are stored.
+
+    A snapshot that lacks its manifest only gets it before.
+    """
     finals = {member.site: member.final for member in state.members.values() if member.final is not None}
+    if state.wanted is not None and state.wanted.contents is not None:
+        return state
     if not finals or any(state.members[site].final is None for site in state.live()):
         return state
     if state.spec.outer is None and not state.final_stored:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from coordinator import events, lifecycle, membership, outer_events, round_events, settling
+from api.schemas import RunStatus
+from coordinator import events, lifecycle, membership, outer_events, round_events, settling, snapshots
 from coordinator.events import Event
 from coordinator.outer_events import region_copies
 from coordinator.quorum import all_announced
@@ -20,13 +21,24 @@ from coordinator.records import RunState
 from coordinator.settling import due_at
 from coordinator.transitions import Transition, with_member
 
-__all__ = ["TRANSITIONS", "AggregateRound", "AverageFragment", "Job", "due_at", "pending", "transition"]
+__all__ = [
+    "TRANSITIONS",
+    "AggregateRound",
+    "AverageFragment",
+    "Job",
+    "MakeStart",
+    "WriteManifest",
+    "due_at",
+    "pending",
+    "transition",
+]
 
 TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
     events.StartRequested: lifecycle.start_requested,
     events.StopRequested: lifecycle.stop_requested,
     events.PauseRequested: lifecycle.pause_requested,
     events.ResumeRequested: lifecycle.resume_requested,
+    events.SnapshotRequested: snapshots.requested,
     events.SiteAdded: membership.site_added,
     events.SiteRemoved: membership.site_removed,
     events.SeatTaken: membership.seat_taken,
@@ -43,6 +55,10 @@ TRANSITIONS: dict[type, Callable[[Any, RunState, datetime], Transition]] = {
     events.Arrived: outer_events.arrived,
     events.Announced: outer_events.announced,
     events.FinalReported: lifecycle.final_reported,
+    events.StartMade: lifecycle.start_made,
+    events.SnapshotTaken: snapshots.taken,
+    events.SnapshotAsked: snapshots.asked,
+    events.SnapshotRegistered: snapshots.registered,
     events.Aggregated: round_events.aggregated,
     events.Averaged: outer_events.averaged,
     events.WorkFailed: lifecycle.work_failed,
@@ -86,11 +102,23 @@ class AverageFragment:
     fragment: int
 
 
-Job = AggregateRound | AverageFragment
+@dataclass(frozen=True)
+class WriteManifest:
+    number: int
+
+
+@dataclass(frozen=True)
+class MakeStart:
+    pass
+
+
+Job = AggregateRound | AverageFragment | WriteManifest | MakeStart
 
 
 def pending(state: RunState) -> list[Job]:
     """What any process may do now to move the run on."""
+    if state.status is RunStatus.STARTING and state.layout is not None:
+        return [MakeStart()] if state.origin is not None and state.start is None else []
     if not state.going_on or state.storage_full:
         return []
     jobs: list[Job] = [
@@ -104,4 +132,6 @@ def pending(state: RunState) -> list[Job]:
                 needed = {copy for copies in region_copies(state, fragment).values() for copy in copies}
                 if needed <= fragment.stored:
                     jobs.append(AverageFragment(state.outer.number, index))
+    if state.wanted is not None and state.wanted.contents is not None:
+        jobs.append(WriteManifest(state.wanted.number))
     return jobs

@@ -23,9 +23,11 @@ from api.errors import NotFoundError, ProblemError, StorageFullError, Unavailabl
 from api.schemas import RunStatus
 from coordinator.arrivals import Arrival, Arrivals
 from coordinator.audit import AuditLog
+from coordinator.garbage import Garbage, superseded
 from coordinator.log_store import LogStore, appended, ended, log_keys, payload_key
 from coordinator.news import News, NewsChannel, concern_agents
 from coordinator.records import Record, RunState
+from coordinator.references import blobs_of, named_in
 from coordinator.tokens import Tokens, hashed, token_key
 from coordinator.transitions import Transition
 
@@ -68,7 +70,8 @@ return 1
 """
 
 # KEYS: the run, and what belongs to it. ARGV: expected version, the run's id, the time; as JSON, which of the keys list
-# segments, and what other blobs are its own. Answers 1, or 0 for a lost race.
+# segments, and to which other blobs it refers. Answers 1, or 0 for a
+# lost race.
 _DELETE = """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
 local segments, blobs = unpack(cjson.decode(ARGV[4]))
@@ -76,10 +79,15 @@ for _, key in ipairs(segments) do
   for _, line in ipairs(redis.call('ZRANGE', key, 0, -1)) do
     local segment = cjson.decode(line)
     table.insert(blobs, segment.blob)
-    for _, large in ipairs(segment.large) do table.insert(blobs, large) end
+    for _, list in ipairs({segment.large, segment.anchors or {}}) do
+      for _, blob in ipairs(list) do table.insert(blobs, blob) end
+    end
   end
 end
-for _, blob in ipairs(blobs) do redis.call('ZADD', 'garbage', ARGV[3], blob) end
+for _, blob in ipairs(blobs) do
+  redis.call('ZADD', 'garbage', ARGV[3], blob)
+  redis.call('ZREM', 'told:' .. blob, ARGV[2])
+end
 for _, key in ipairs(KEYS) do redis.call('DEL', key) end
 redis.call('ZREM', 'runs', ARGV[2])
 redis.call('SREM', 'active', ARGV[2])
@@ -194,6 +202,7 @@ class Store:
         self._thin = self._redis.register_script(_THIN)
         self._tick = self._redis.register_script(_TICK)
         self.log = LogStore(self._redis)
+        self.garbage = Garbage(self._redis)
         self._states: OrderedDict[str, Versioned] = OrderedDict()
         self._clock: tuple[float, datetime] | None = None
 
@@ -322,6 +331,8 @@ class Store:
             operations += [["EXPIRE", token, _ENDED_S] for token in tokens]
         elif state.status is not RunStatus.PENDING:
             operations.append(["SADD", "active", state.id])
+        if gone := blobs_of(before.state) - blobs_of(state):
+            operations += superseded(state.id, gone, await self.now())
         if after.outer_round is not None:
             operations.append(["RPUSH", f"outer-rounds:{state.id}", after.outer_round.model_dump_json()])
         operations.append(self._news.publication(state.id, agents=concern_agents(before.state, state)))
@@ -345,15 +356,28 @@ class Store:
         series = await self._redis.smembers(f"metrics:{state.id}")
         keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}", *series]
         keys += _tokens(state)
-        large = []
+        blobs = blobs_of(state)
         for region in state.regions:
             keys += log_keys(state.id, region)
             payloads = await self.log.payloads(state.id, {0: await self.log.all_messages(state.id, region)})
             keys += [payload_key(state.id, digest) for digest in payloads]
-            large += [digest for digest, body in payloads.items() if body is None]
+            blobs |= {digest for digest, body in payloads.items() if body is None}
+            blobs |= await self.log.blobs_of_entries(state.id, region)
         segments = [key for key in keys if key.startswith("segments:")]
         now = int((await self.now()).timestamp())
-        return bool(await self._delete(keys=keys, args=[run.version, state.id, now, json.dumps([segments, large])]))
+        return bool(
+            await self._delete(keys=keys, args=[run.version, state.id, now, json.dumps([segments, sorted(blobs)])])
+        )
+
+    async def referred(self) -> set[str]:
+        """Digests of all blobs to which something refers; what has come to refer to one meanwhile may be missing."""
+        found: set[str] = set()
+        for run in await self.runs():
+            text = (await self._redis.hget(_run(run), "state") or b"{}").decode()
+            found |= named_in(text)
+            for region in json.loads(text).get("regions", {}):
+                found |= await self.log.referred(run, region)
+        return found
 
     async def remember(self, key: str, value: str) -> str:
         """The value first stored under an idempotency key: this one, or an earlier one."""

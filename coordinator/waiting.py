@@ -88,6 +88,8 @@ def _starting(state: RunState) -> str:
     missing = [site for site in present if not state.members[site].ready]
     if missing:
         return f"waiting for {len(missing)} of {len(present)} sites to join: {_names(missing)}"
+    if state.origin is not None:
+        return "making the initial parameters of what the run begins with"
     return f"waiting for {state.first_site} to upload the initial parameters"
 
 
@@ -168,6 +170,8 @@ def _uploaders(fragment: FragmentRound, sites: Collection[str]) -> set[str]:
 
 def _end(state: RunState) -> str:
     done = f"all {state.step} steps done"
+    if state.wanted is not None and state.wanted.contents is not None:
+        return f"{done}, writing the manifest of snapshot {state.wanted.number}"
     live = state.live()
     missing = [site for site in live if state.members[site].final is None]
     if missing:

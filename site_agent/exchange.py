@@ -60,6 +60,8 @@ class Exchange:
         """What these ranks have sent to the step whose entry they have not seen."""
         self.evaluates = False
         """Whether this site runs the held-out evaluation, by the coordinator's last answer; at rank 0."""
+        self.snapshot: int | None = None
+        """The number of the snapshot for which the site was asked by the answer to the last step; at rank 0."""
         self.wait_s = 0.0
         """Spent waiting for the coordinator, so far."""
         self._spec = spec
@@ -154,6 +156,7 @@ class Exchange:
             answer = self._client.update_answer(*place, 0, WAIT_S)
         if answer.evaluate is not None:
             self.evaluates = answer.evaluate
+        self.snapshot = answer.snapshot
         return answer.message
 
     def _sent(self, bodies: Sequence[bytes], place: tuple[str, str, int]) -> Answer:

@@ -149,9 +149,15 @@ class Replica:
         self.load_buffers(header)
 
     def resume(self, resume: Resume) -> None:
-        """Enters the log behind an outer round: its anchors are all parameters. Buffers stay what they are."""
-        for tensors, digest in zip(self._fragments, resume.anchors, strict=True):
+        """Enters the log behind an outer round, or at a snapshot: the anchors are all parameters.
+
+        Buffers stay what they are, if none are named.
+        """
+        ranges = self._fragments or (range(len(self._holder.layout.tensors)),)
+        for tensors, digest in zip(ranges, resume.anchors, strict=True):
             self._holder.write_parameters(tensors, _floats(self._fetch(digest)))
+        if self._model is not None and resume.buffers is not None:
+            load_buffers(self._model, self._fetch(resume.buffers))
         self.position = resume.position
         self._holder.steps = self.step = resume.step
         self.anchored = set(range(len(self._fragments)))

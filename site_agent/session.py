@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ from site_agent.outer import OuterRounds
 from site_agent.replica import Replica, save_buffers
 from site_agent.saved_momentum import SavedMomentum, load_momentum, save_momentum
 from site_agent.settings import Session, load_session
+from site_agent.snapshots import Snapshots
 from site_agent.stop import Stop
 
 __all__ = ["Site", "join"]
@@ -136,6 +138,9 @@ class Site:
             ddp_bytes_per_step=float(ddp_bytes(holder.layout)),
             parameter_bytes=float(parameters_bytes(holder.layout)),
         )
+        if self._client is not None:
+            buffers = partial(save_buffers, model)
+            self._snapshots = Snapshots(self._session, self._client, holder, self._replica, buffers)
         self._begin(model, holder)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
@@ -302,6 +307,9 @@ class Site:
         behind = self._demo is not None and self._entry_missed(self._demo)
         if self._exchange.ended:
             return
+        if isinstance(self._exchange, Exchange) and self._exchange.snapshot is not None:
+            self._snapshots.take(self._exchange.snapshot)
+            self._exchange.snapshot = None
         self._go_on(not behind or self._catch_up.to_head(WAIT_S))  # the entry may still be in the making
         if self._exchange.ended:
             return
@@ -378,6 +386,7 @@ class Site:
         self._metrics.flush(self._step, self._exchange.wait_s + self._outer.wait_s)
         if self._client is None or self._exchange.ended:
             return
+        self._snapshots.finish()
         assert self._replica.position is not None
         report = FinalReport(seq=self._replica.position.seq, digest=holder.parameters_digest())
         try:

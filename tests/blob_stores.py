@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import obstore
-from moto.server import ThreadedMotoServer
+import redis
 
 from coordinator.blob_bucket import BlobBucket
 from coordinator.blob_directory import BlobDirectory
@@ -34,6 +34,8 @@ class Bucket:
 
 @contextmanager
 def bucket_server() -> Iterator[Bucket]:
+    from moto.server import ThreadedMotoServer  # takes seconds
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -60,3 +62,11 @@ def stored(blobs: Blobs) -> set[str]:
 def left(blobs: Blobs) -> list[Path]:
     """Files of drafts and uploads."""
     return [path for name in ("incoming", "uploads") for path in (blobs._drafts.root / name).iterdir()]
+
+
+def make_due(client: redis.Redis) -> None:
+    """Of all blobs that may have to be removed the time has come, and nobody relies on them."""
+    if due := client.zrange("garbage", 0, -1):
+        client.zadd("garbage", dict.fromkeys(due, 1))
+    for key in client.keys("told:*"):
+        client.delete(key)

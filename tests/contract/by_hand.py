@@ -17,6 +17,7 @@ from api.payload import decode_message, encode_message
 from api.schemas import (
     PROTOCOL_VERSION,
     Announcement,
+    BeginSpec,
     CaughtUp,
     FinalReport,
     GuardsSpec,
@@ -215,6 +216,8 @@ class RunByHand:
         rounds: of the spec; by default, nobody is given up in the time that a test takes.
         start: or else the run is not started, and nobody has a seat.
         prefix: of the sites' names, on which what they send depends; by default one that is new.
+        origin: what entry 0 is made of, instead of what the first site uploads.
+        also: other fields of the spec.
     """
 
     def __init__(
@@ -230,6 +233,8 @@ class RunByHand:
         start=True,
         begin=True,
         prefix: str | None = None,
+        origin: BeginSpec | None = None,
+        **also,
     ):
         self.url, self.admin = live.url, live.client()
         prefix = prefix or new_name("s")
@@ -247,6 +252,8 @@ class RunByHand:
             rounds=rounds,
             guards=guards,
             part_bytes=part_bytes,
+            begin=origin,
+            **also,
         )
         self.id = self.admin.create_run(self.spec).id
         self.parameters = np.random.default_rng(7).standard_normal(LAYOUT.parameter_count).astype("<f4")
@@ -262,7 +269,11 @@ class RunByHand:
 
     def begin(self):
         replies = [site.join() for site in self.sites]
-        assert [reply.upload_start for reply in replies] == [True] + [False] * (len(replies) - 1)
+        uploads = [reply.upload_start for reply in replies]
+        if self.spec.begin is not None:
+            assert not any(uploads)
+            return
+        assert uploads == [True] + [False] * (len(replies) - 1)
         self.sites[0].upload_start(self.parameters.tobytes())
 
     def move(self, live):

@@ -16,6 +16,7 @@ from api.payload import digest_json, encode_message
 from api.schemas import OptimizerSpec, Position, Resume, RunSpec, RunStatus
 from coordinator import logs as module
 from coordinator.blob_directory import BlobDirectory
+from coordinator.kept_blobs import KeptBlobs
 from coordinator.logs import Logs
 from coordinator.packing import Packer
 from coordinator.records import Region, RunState
@@ -23,6 +24,7 @@ from coordinator.redis_server import EmbeddedRedis
 from coordinator.settings import Settings
 from coordinator.store import Store
 from coordinator.transitions import Transition, with_, with_region
+from tests.blob_stores import make_due
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EMPTY = RunState(
@@ -48,11 +50,12 @@ class Scene:
         self.url = url
         self.store = Store(url)
         self.blobs = BlobDirectory(folder)
-        self.logs = Logs(self.store, self.blobs)
+        self.kept = KeptBlobs(self.blobs, self.store)
+        self.logs = Logs(self.store, self.kept)
         self.length = self.step = 0
 
     def packer(self, **settings: Any) -> Packer:
-        return Packer(self.store, self.blobs, Settings(**settings))
+        return Packer(self.store, self.kept, Settings(**settings))
 
     async def tidy(self, **settings: Any) -> None:
         await self.packer(**settings).tidy(await self.state())
@@ -106,7 +109,7 @@ class Scene:
 
     async def answers(self) -> list[Any]:
         """Everything that can be read, by a process that remembers nothing."""
-        logs, length = Logs(self.store, self.blobs), self.length
+        logs, length = Logs(self.store, self.kept), self.length
         pages = [
             await logs.headers("run", "west", start, stop)
             for start in range(length + 2)
@@ -154,7 +157,7 @@ def test_small_messages_are_in_redis_and_large_ones_in_the_directory(use, monkey
         assert len(scene.keys("payload:run:*")) == 1
         (file,) = scene.files()
         assert file.read_bytes() == messages[1]
-        other = Logs(scene.store, scene.blobs)  # remembers nothing
+        other = Logs(scene.store, scene.kept)  # remembers nothing
         assert [await other.message("run", "west", 0, part) for part in (0, 1)] == messages
         with pytest.raises(NotFoundError, match="part 2: entry 0 has 2, numbered from 0"):
             await other.message("run", "west", 0, 2)
@@ -162,7 +165,7 @@ def test_small_messages_are_in_redis_and_large_ones_in_the_directory(use, monkey
             await other.message("run", "west", 1, 0)
         file.unlink()
         with pytest.raises(ProblemError, match="entry 0 of region west in run run cannot be read: its part 1"):
-            await Logs(scene.store, scene.blobs).message("run", "west", 0, 1)
+            await Logs(scene.store, scene.kept).message("run", "west", 0, 1)
 
     use(body)
 
@@ -260,11 +263,10 @@ def test_of_two_that_pack_at_once_one_wins(use, url):
             assert segments == 1
             lost = client.zrange("garbage", 0, -1)
             assert len(scene.files()) == segments + len(lost)
-            await scene.packer().collect()
+            await scene.kept.remove_unreferred()
             assert len(scene.files()) == segments + len(lost)  # not yet: it might still be registered
-            for blob in lost:
-                client.zadd("garbage", {blob: 1})
-        await scene.packer().collect()
+            make_due(client)
+        await scene.kept.remove_unreferred()
         assert len(scene.files()) == segments
         assert scene.keys("garbage") == set()
         assert await scene.answers() == before
@@ -320,7 +322,7 @@ def test_a_damaged_segment_is_named(use):
         (file,) = scene.files()
         file.write_bytes(file.read_bytes()[:100])
         with pytest.raises(ProblemError, match=rf"entries 1 to 12 of region west .*{file.name}") as caught:
-            await Logs(scene.store, scene.blobs).message("run", "west", 2, 0)
+            await Logs(scene.store, scene.kept).message("run", "west", 2, 0)
         assert (caught.value.code, caught.value.status) == ("log_damaged", 500)
 
     use(body)
@@ -344,7 +346,7 @@ def test_a_trimmed_log(use):
         await scene.tidy(log_recent=3, log_keep=1)
         oldest = await scene.store.log.oldest_segment("run", "west")
         assert oldest.first == 5
-        logs = Logs(scene.store, scene.blobs)
+        logs = Logs(scene.store, scene.kept)
         assert [header["seq"] for header in await logs.headers("run", "west", 0, 50)] == [0]
         assert [header["seq"] for header in await logs.headers("run", "west", 5, 50)] == [*range(5, 17)]
         for reading in (
@@ -362,8 +364,8 @@ def test_a_trimmed_log(use):
         files = len(scene.files())
         with scene.redis() as client:
             assert client.zcard("garbage") == 1
-            client.zadd("garbage", dict.fromkeys(client.zrange("garbage", 0, -1), 1))
-        await scene.packer().collect()
+            make_due(client)
+        await scene.kept.remove_unreferred()
         assert len(scene.files()) == files - 1
 
     use(body)
@@ -427,8 +429,8 @@ def test_a_deleted_run_leaves_nothing(use, monkeypatch):
         await scene.resume_at(2)
         await scene.commit(lambda state: Transition(with_(state, status=RunStatus.STOPPED)))
         assert await scene.store.delete_run(await scene.store.load("run"))
-        assert scene.keys("*") == {"garbage"}
-        await scene.packer().collect()
+        assert scene.keys("*") == {"blobs", "garbage"}
+        await scene.kept.remove_unreferred()
         assert scene.files() == []
         assert scene.keys("*") == set()
 

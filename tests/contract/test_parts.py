@@ -21,6 +21,7 @@ from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader, Optimi
 from coordinator import aggregation
 from coordinator.aggregation import LostContributionError, aggregate_round
 from coordinator.blob_directory import BlobDirectory
+from coordinator.kept_blobs import KeptBlobs
 from coordinator.logs import Logs
 from coordinator.recent import Recent
 from coordinator.records import Layout, Region, Round, RunState, Sent
@@ -279,7 +280,7 @@ def test_memory_grows_with_a_part_and_not_with_the_model(server, tmp_path, monke
 
     async def aggregated(part_bytes):
         store = Store(server.url)
-        logs = Logs(store, BlobDirectory(tmp_path))
+        logs = Logs(store, KeptBlobs(BlobDirectory(tmp_path), store))
         ranges = cut(layout, optimizer.k, optimizer.codec, optimizer.indices, part_bytes)
         name = f"memory-{part_bytes}"
         sent = {}
@@ -305,7 +306,7 @@ def test_memory_grows_with_a_part_and_not_with_the_model(server, tmp_path, monke
         parts = []
         for digest, chunks in zip(made.digests, ranges, strict=True):
             stored = made.payloads.get(digest) or await store.payload(name, digest)
-            body = stored or logs._blobs.read(digest)
+            body = stored or logs._blobs.stored.read(digest)
             header, arrays = decode_message("entry", body)
             assert header["parts"] == list(made.event.parts)
             parts.append(unpack_update(arrays, layout, chunks))

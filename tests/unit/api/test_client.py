@@ -6,11 +6,12 @@ import json
 import httpx
 import pytest
 
-from api.client import BLOCK, CoordinatorClient, UnreachableError
+from api.client import CoordinatorClient, UnreachableError
 from api.errors import ConflictError, GoneError, IsthmusError, ProblemError, UnavailableError
 from api.middleware import problem_response
 from api.schemas import Announcement, RunSpec
 from api.service import Answer
+from api.transfers import BLOCK
 
 URL = "http://coordinator.example/prefix"
 VERSION = {"version": "0.1.0", "protocols": [1]}

@@ -11,7 +11,8 @@ from pathlib import Path
 from api.errors import ProblemError
 from api.schemas import RunStatus
 from coordinator import events
-from coordinator.state import TRANSITIONS, AggregateRound, due_at, pending, transition
+from coordinator.records import Origin
+from coordinator.state import TRANSITIONS, AggregateRound, MakeStart, WriteManifest, due_at, pending, transition
 from tests.unit.coordinator.runs import NOW, START, Driver, digest_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "transitions.md"
@@ -81,8 +82,10 @@ def _site_events(driver, site):
     yield events.AnsweredLate(site, attempt, region.step)
     yield driver.arrival(site)
     yield driver.announcement(site, 0)
+    yield events.SnapshotAsked(site, attempt)
     if region.head is not None:
         yield driver.final(site)
+        yield driver.snapshot(site)
 
 
 def _events(driver):
@@ -90,6 +93,7 @@ def _events(driver):
     yield events.StopRequested()
     yield events.PauseRequested()
     yield events.ResumeRequested()
+    yield events.SnapshotRequested()
     yield events.WorkFailed("aggregating failed")
     yield events.GuardTripped(2, "the loss is not finite")
     yield events.StorageFull("the disk is full")
@@ -100,6 +104,10 @@ def _events(driver):
     for job in pending(driver.state):
         if isinstance(job, AggregateRound):
             yield events.Aggregated(job.region, job.step, (digest_of("parts"),), _Ones())
+        elif isinstance(job, MakeStart):
+            yield events.StartMade(START)
+        elif isinstance(job, WriteManifest):
+            yield events.SnapshotRegistered(job.number, digest_of("manifest"))
         else:
             yield driver.average(job.number, job.fragment)
 
@@ -110,8 +118,14 @@ class _Ones(dict):
 
 
 def explore(sites=SITES, every=None, exchange="demo"):
-    """What is seen from every shape of state that can be reached; the same at every call."""
-    driver = Driver(sites, steps=2, every=every, exchange=exchange, deadline_s=5, late_rounds=1, restarts=1, bench_s=3)
+    """What is seen from every shape of state that can be reached; the same at every call.
+
+    With outer steps, which are after every step then, the run begins with a file.
+    """
+    also = {"deadline_s": 5, "late_rounds": 1, "restarts": 1, "bench_s": 3}
+    driver = Driver(sites, steps=2, every=every, exchange=exchange, snapshots=1, **also)
+    if every:
+        driver.state = driver.state.model_copy(update={"origin": Origin(file=digest_of("file"))})
     seen, known, queue = Seen(), set(), [(driver.state, NOW)]
     while queue:
         driver.state, now = queue.pop()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from api.errors import ProblemError
-from api.schemas import OuterSpec, Position, RoundsSpec, RunSpec, RunStatus
+from api.schemas import OuterSpec, Position, RoundsSpec, RunSpec, RunStatus, SnapshotsSpec, SnapshotUpload
 from coordinator.events import (
     Abstained,
     Aggregated,
@@ -28,13 +28,15 @@ from coordinator.events import (
     SeatTaken,
     SiteAdded,
     SiteBack,
+    SnapshotRegistered,
+    SnapshotTaken,
     StartRequested,
     StartUploaded,
     Ticked,
 )
 from coordinator.outer_events import region_copies
 from coordinator.records import Layout, RunState, Sent, Start
-from coordinator.state import AggregateRound, due_at, pending, transition
+from coordinator.state import AggregateRound, WriteManifest, due_at, pending, transition
 from coordinator.waiting import waiting_for
 
 NOW = datetime(2026, 1, 1, 10, tzinfo=UTC)
@@ -77,14 +79,21 @@ class Driver:
         sites: region by site.
         every: inner steps between outer rounds; None: no outer rounds.
         exchange: none: regions without rounds.
+        snapshots: steps between snapshots; None: only those that are asked for. Two are kept.
         rounds: of the spec.
     """
 
-    def __init__(self, sites, steps=3, every=None, fragments=1, exchange="demo", **rounds):
+    def __init__(self, sites, steps=3, every=None, fragments=1, exchange="demo", snapshots=None, **rounds):
         outer = OuterSpec(every=every, fragments=fragments) if every else None
         self.sites = sites
         self.spec = RunSpec(
-            name="drill", task="drill", steps=steps, outer=outer, exchange=exchange, rounds=RoundsSpec(**rounds)
+            name="drill",
+            task="drill",
+            steps=steps,
+            outer=outer,
+            exchange=exchange,
+            rounds=RoundsSpec(**rounds),
+            snapshots=SnapshotsSpec(every=snapshots, keep=2),
         )
         self.state = RunState(id="drill-1", spec=self.spec, created_at=NOW, since=NOW)
         self.now = NOW
@@ -231,13 +240,31 @@ class Driver:
         assert region.tokens == self.tokens[name]
         assert region.head == (Position(seq=len(log) - 1, hash=entry_hash(log[-1])) if log else None)
         assert (region.step, name) in {(line["step"], name) for line in log} | {(0, name)}
-        if region.resume is not None:
+        self._check_snapshots(name)
+        if region.resume is not None and self.spec.outer is not None:
             entry = log[region.resume.position.seq]
             assert (entry["kind"], entry_hash(entry)) == ("anchor", region.resume.position.hash)
             ours = [line for line in log[: entry["seq"] + 1] if line["kind"] == "anchor"][-len(region.resume.anchors) :]
             by_fragment = sorted((line["fragment"], line["digest"]) for line in ours)
             assert by_fragment == list(enumerate(region.resume.anchors))
             assert region.resume.step == entry["step"] == self.summaries[-1].step
+
+    def _check_snapshots(self, name):
+        """They are of places of the log, in order; the log may be entered at the newest, or later."""
+        state, log = self.state, self.logs[name]
+        numbers = [snapshot.number for snapshot in state.snapshots]
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) <= self.spec.snapshots.keep
+        for snapshot in state.snapshots:
+            position = snapshot.contents.positions[name]
+            assert entry_hash(log[position.seq]) == position.hash
+            assert log[position.seq]["step"] == snapshot.contents.step
+            assert position.seq <= state.regions[name].resume.position.seq
+            if self.spec.outer is not None:
+                assert snapshot.contents.rounds * self.spec.outer.every >= snapshot.contents.step
+                assert len(snapshot.contents.parameters) == len(snapshot.contents.momenta) == self.spec.outer.fragments
+        if state.wanted is not None:
+            assert state.wanted.number == state.last_snapshot > max(numbers, default=0)
 
     def _check_freeze(self, run_before, before, after):
         """Who was waited for when the round was frozen, by the rules of section 2."""
@@ -428,9 +455,17 @@ class Driver:
         if isinstance(job, AggregateRound):
             sites = self.state.regions[job.region].round.contributions
             self.send(Aggregated(job.region, job.step, (digest_of("parts"),), dict.fromkeys(sites, Norm(1.0))))
+        elif isinstance(job, WriteManifest):
+            self.send(SnapshotRegistered(job.number, digest_of("manifest", job.number)))
         else:
             self.send(self.average(job.number, job.fragment))
         return True
+
+    def snapshot(self, site, number=None):
+        """What the site has stored for the snapshot that is wanted, at the head of its log."""
+        region = self.state.regions[self.region_of(site)]
+        upload = SnapshotUpload(position=self.position(region), step=region.step, parameters=digest_of(region.step))
+        return SnapshotTaken(site, self.attempt(site), number or self.state.last_snapshot, upload)
 
     def average(self, number, fragment):
         copies = region_copies(self.state, self.state.outer.fragments[fragment])

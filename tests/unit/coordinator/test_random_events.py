@@ -1,6 +1,7 @@
 """The state machine of a run under random and hostile events, at random times. `Driver.send` checks after each one."""
 
 import contextlib
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -32,13 +33,16 @@ from coordinator.events import (
     SiteBack,
     SiteLost,
     SiteRemoved,
+    SnapshotAsked,
+    SnapshotRegistered,
+    SnapshotRequested,
     StartRequested,
     StartUploaded,
     StopRequested,
     StorageFull,
     Ticked,
 )
-from coordinator.state import AggregateRound, due_at, pending
+from coordinator.state import AggregateRound, AverageFragment, due_at, pending
 from tests.unit.coordinator.runs import FINAL, LAYOUT, START, Driver, digest_of, sent
 
 NAMES = ("a", "b", "c", "d")
@@ -59,6 +63,7 @@ class RunMachine(RuleBasedStateMachine):
         every=st.one_of(st.none(), st.integers(1, 5)),
         alone=st.sampled_from((False, False, True)),
         fragments=st.integers(1, 3),
+        snapshots=st.one_of(st.none(), st.integers(1, 4)),
         deadline_s=st.sampled_from((None, None, 5.0)),
         late_rounds=st.integers(1, 3),
         restarts=st.integers(0, 2),
@@ -110,7 +115,9 @@ class RunMachine(RuleBasedStateMachine):
     # --- people, agents, and time -------------------------------------------------------------------------------------
 
     @rule(
-        kind=st.sampled_from(("start", "pause", "resume", "resume", "stop", "add", "remove", "guard", "full", "held")),
+        kind=st.sampled_from(
+            ("start", "pause", "resume", "resume", "stop", "add", "remove", "guard", "full", "held", "snapshot")
+        ),
         site=sites,
         region=st.sampled_from(REGIONS),
         right=st.booleans(),
@@ -126,6 +133,7 @@ class RunMachine(RuleBasedStateMachine):
             "remove": SiteRemoved(site, "removed"),
             "guard": GuardTripped(self.driver.state.step, "the loss is not finite"),
             "full": StorageFull("the disk is full"),
+            "snapshot": SnapshotRequested(),
             "held": HeldBack("Redis is to drain first"),
         }
         if kind not in ("stop", "remove", "guard", "full") or luck:
@@ -225,6 +233,18 @@ class RunMachine(RuleBasedStateMachine):
         }
         self.send(said[kind])
 
+    @precondition(lambda self: self.driver.state.wanted is not None)
+    @rule(kind=st.sampled_from(("asked", "taken", "registered")), site=sites, attempt=attempts, offset=offsets)
+    def snapshot(self, kind, site, attempt, offset):
+        number = max(1, self.driver.state.last_snapshot + offset)
+        if kind == "registered":
+            self.send(SnapshotRegistered(number, digest_of("manifest", number)))
+        elif kind == "asked":
+            self.send(SnapshotAsked(site, self.driver.attempt(site) + attempt))
+        elif self.region(site) is not None:
+            taken = self.driver.snapshot(site, number)
+            self.send(replace(taken, attempt=taken.attempt + attempt))
+
     @rule(
         site=sites,
         attempt=attempts,
@@ -267,7 +287,7 @@ class RunMachine(RuleBasedStateMachine):
         """Of a fragment that is not ready, or of copies that count no more."""
         self.driver.send(Ticked())
         number, outer = self.driver.state.outer_rounds + 1 - offset, self.driver.state.outer
-        jobs = {(job.number, job.fragment) for job in pending(self.driver.state) if not isinstance(job, AggregateRound)}
+        jobs = {(job.number, job.fragment) for job in pending(self.driver.state) if isinstance(job, AverageFragment)}
         if ((number, fragment) not in jobs or other) and (outer is None or fragment < len(outer.fragments)):
             before = self.driver.state
             self.send(Averaged(number, fragment, {"west": (digest_of("other"),)}, digest_of("again"), None))

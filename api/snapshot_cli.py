@@ -1,0 +1,76 @@
+"""`isthmus run snapshot`, `isthmus run snapshots`, and what `isthmus run start --from` takes."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from api.client import CoordinatorClient
+from api.connection import Connection
+from api.errors import IsthmusError
+from api.schemas import BeginSpec, Snapshot
+
+__all__ = ["begin_with", "list_snapshots", "snapshot"]
+
+out = Console()
+err = Console(stderr=True)
+
+_PATIENCE_S = 600.0
+_POLL_S = 0.5
+
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
+
+
+def snapshot(run: str, as_json: AsJson = False) -> None:
+    """Make a snapshot of a run, and wait for it: after the next step, or right behind the next outer round."""
+    with Connection().client(_PATIENCE_S) as client:
+        number = client.request_snapshot(run).wanted
+        if number is None:
+            raise IsthmusError(f"run {run} makes no snapshot")
+        with err.status(f"waiting for snapshot {number} of {run}"):
+            made = _waited_for(client, run, number)
+    if as_json:
+        sys.stdout.write(made.model_dump_json(indent=2) + "\n")
+    else:
+        out.print(f"snapshot {made.number} of {run}, after step {made.step}", soft_wrap=True, markup=False)
+
+
+def _waited_for(client: CoordinatorClient, run: str, number: int) -> Snapshot:
+    while True:
+        found = client.run(run)
+        for made in client.snapshots(run).items:
+            if made.number == number:
+                return made
+        if found.status.terminal:
+            raise IsthmusError(f"run {run} {found.status} without snapshot {number}: {found.reason}")
+        time.sleep(_POLL_S)
+
+
+def list_snapshots(run: str, as_json: AsJson = False) -> None:
+    """The snapshots of a run that are kept, oldest first."""
+    with Connection().client() as client:
+        page = client.snapshots(run)
+    if as_json:
+        sys.stdout.write(page.model_dump_json(indent=2) + "\n")
+        return
+    table = Table("snapshot", "step", "manifest")
+    for made in page.items:
+        table.add_row(f"{run}/{made.number}", str(made.step), made.manifest)
+    out.print(table)
+    if page.wanted is not None:
+        out.print(f"snapshot {page.wanted} is being made", soft_wrap=True)
+
+
+def begin_with(client: CoordinatorClient, words: str) -> BeginSpec:
+    """Of RUN/N, or of a file, which is uploaded."""
+    path = Path(words)
+    if path.is_file():
+        return BeginSpec(file=client.put_blob(path))
+    run, _, number = words.rpartition("/")
+    if words.endswith(".safetensors") or not run or not number.isdecimal():
+        raise IsthmusError(f"--from {words}: there is no such file, and it is no snapshot, which is RUN/NUMBER")
+    return BeginSpec(run=run, snapshot=int(number))

@@ -1,0 +1,124 @@
+"""Snapshots: what the routes about them ask for, and who is asked for one."""
+
+import asyncio
+from contextlib import suppress
+
+from algorithms.layout import ParameterLayout
+from algorithms.tensor_file import TensorFile
+from algorithms.traffic import parameters_bytes
+from api import schemas
+from api.errors import ConflictError, InvalidError, ProblemError
+from api.payload import digest_json
+from coordinator.beginnings import file_tensors, require_same_tensors
+from coordinator.engine import Engine
+from coordinator.events import SnapshotAsked, SnapshotRequested, SnapshotTaken
+from coordinator.kept_blobs import KeptBlobs
+from coordinator.layouts import Layouts
+from coordinator.logs import Logs
+from coordinator.records import Origin, RunState
+from coordinator.references import blobs_of_contents
+from coordinator.snapshots import asks, snapshot_of
+from coordinator.store import Store
+
+__all__ = ["Snapshots"]
+
+
+class Snapshots:
+    """Implements `api.service.Snapshots`."""
+
+    def __init__(self, store: Store, blobs: KeptBlobs, layouts: Layouts, logs: Logs, engine: Engine) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._layouts = layouts
+        self._logs = logs
+        self._engine = engine
+
+    async def request(self, run: str) -> schemas.SnapshotPage:
+        return _page(await self._engine.apply(run, SnapshotRequested()))
+
+    async def all(self, run: str) -> schemas.SnapshotPage:
+        return _page((await self._store.load(run)).state)
+
+    # --- runs that begin with one -------------------------------------------------------------------------------------
+
+    async def origin(self, begin: schemas.BeginSpec | None, run: str) -> Origin | None:
+        """What entry 0 of a new run is to be made of.
+
+        Raises:
+            ProblemError: there is no such snapshot or file, or it is none.
+        """
+        if begin is None:
+            return None
+        if begin.file is not None:
+            await self._blobs.require(begin.file, run)
+            await self._file(begin.file)
+            return Origin(file=begin.file)
+        assert begin.run is not None
+        state = (await self._store.load(begin.run)).state
+        contents = snapshot_of(state, begin.snapshot).contents
+        assert state.layout is not None
+        for digest in {state.layout.blob, *blobs_of_contents(contents)}:
+            await self._blobs.require(digest, run)
+        return Origin(
+            layout=state.layout.blob,
+            parameters=contents.parameters,
+            buffers=contents.buffers,
+            momenta=contents.momenta,
+        )
+
+    async def _file(self, digest: str) -> TensorFile:
+        blobs = self._blobs.stored
+        return await asyncio.to_thread(file_tensors, blobs, digest, await blobs.size(digest))
+
+    async def require_same_model(self, layout: ParameterLayout, state: RunState) -> None:
+        """Raises ConflictError, naming tensors, if the run begins with another model's parameters."""
+        origin = state.origin
+        assert origin is not None
+        if origin.file is not None:
+            file = await self._file(origin.file)
+            shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+            require_same_tensors(layout, shapes, "a file", more=True)
+            return
+        assert origin.layout is not None
+        other = await self._layouts.read(origin.layout)
+        shapes = {tensor.name: tensor.shape for tensor in other.tensors}
+        assert state.spec.begin is not None
+        require_same_tensors(layout, shapes, f"snapshot {state.spec.begin.snapshot} of run {state.spec.begin.run}")
+
+    # --- a site's part ------------------------------------------------------------------------------------------------
+
+    async def ask(self, state: RunState, step: int, site: str) -> int | None:
+        """The number of the snapshot for which a site is asked by the answer to this step, which then is on record."""
+        number = asks(state, site, step)
+        if number is not None:
+            with suppress(ProblemError):  # another process has asked another site, or the run has ended
+                state = await self._engine.apply(state.id, SnapshotAsked(site, state.members[site].attempt))
+        return asks(state, site, step)
+
+    async def take(self, run: str, number: int, site: str, attempt: int, upload: schemas.SnapshotUpload) -> None:
+        """Raises InvalidError if that is not stored, or not of the run's model or log."""
+        state = (await self._store.load(run)).state
+        layout = await self._layouts.of(state)
+        size, wanted = await self._blobs.require(upload.parameters, run), parameters_bytes(layout)
+        if size != wanted:
+            raise InvalidError("wrong_size", f"the parameters have {size} bytes; those of the layout take {wanted}")
+        if upload.buffers is not None:
+            await self._blobs.require(upload.buffers, run)
+        header = await self._logs.header(run, state.members[site].region, upload.position.seq)
+        if (digest_json(header), header["step"]) != (upload.position.hash, upload.step):
+            raise ConflictError("off_chain", f"entry {upload.position.seq} of site {site} is not in its region's log")
+        await self._engine.apply(run, SnapshotTaken(site, attempt, number, upload))
+
+
+def _page(state: RunState) -> schemas.SnapshotPage:
+    items = [
+        schemas.Snapshot(
+            number=snapshot.number,
+            step=snapshot.contents.step,
+            manifest=snapshot.manifest,
+            positions=snapshot.contents.positions,
+        )
+        for snapshot in state.snapshots
+    ]
+    wanted = state.wanted is not None and not state.status.terminal
+    return schemas.SnapshotPage(items=items, wanted=state.wanted.number if wanted and state.wanted else None)

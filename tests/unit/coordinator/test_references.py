@@ -1,0 +1,68 @@
+"""Every digest in a state is known to be that of a blob, or not to be."""
+
+import hashlib
+import re
+from datetime import UTC, datetime
+
+from api.schemas import OuterSpec, Position, Resume, RunSpec
+from coordinator.records import FragmentRound, Layout, Member, OuterRound, Region, Round, RunState, Sent, Start
+from coordinator.references import blobs_of, blobs_of_entry, named_in
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def name(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def blob(text):
+    return name(f"blob {text}")
+
+
+def position(text):
+    return Position(seq=3, hash=name(text))
+
+
+FRAGMENT = FragmentRound(copies={"a": blob("copy")}, stored=frozenset({blob("stored")}), anchor=blob("made"))
+RESUME = Resume(position=position("resume"), step=1, anchors=[blob("resume")])
+SENT = Sent(digest=name("sent"), parts=(name("part"),), tokens=1, norm=1.0)
+STATE = RunState(
+    id="run",
+    spec=RunSpec(name="run", task="task", steps=5, outer=OuterSpec(every=1)),
+    created_at=NOW,
+    since=NOW,
+    members={"a": Member(site="a", region="west", since=NOW, seat=name("seat"), final=blob("final"))},
+    regions={
+        "west": Region(
+            name="west", head=position("head"), round=Round(step=2, contributions={"a": SENT}), resume=RESUME
+        )
+    },
+    layout=Layout(digest=name("layout"), blob=blob("layout"), groups=("decay",)),
+    start=Start(parameters=blob("parameters"), buffers=blob("buffers")),
+    outer=OuterRound(number=1, step=1, weights={"west": 1}, participants=frozenset("a"), fragments=(FRAGMENT,)),
+    anchors=(blob("anchor"), None),
+    momenta=(None, blob("momentum")),
+)
+OTHERS = {name(text) for text in ("resume", "sent", "part", "seat", "head", "layout")}
+
+
+def test_every_digest_of_a_state():
+    found = set(re.findall(r"[0-9a-f]{64}", STATE.model_dump_json()))
+    assert blobs_of(STATE) == found - OTHERS
+    assert found >= OTHERS
+    assert named_in(STATE.model_dump_json()) == found
+
+
+def test_every_field_of_a_state_is_set_here():
+    """A new field that names blobs is to be set above, and to be known to `blobs_of`."""
+    untouched = {"status", "ended_because", "outer_rounds", "final_stored", "alarms"}
+    assert set(RunState.model_fields) - STATE.model_fields_set == untouched
+
+
+def test_the_blobs_that_entries_name():
+    start = {"kind": "start", "parameters": blob("a"), "buffers": None}
+    assert blobs_of_entry(start) == {blob("a")}
+    assert blobs_of_entry({**start, "buffers": blob("b")}) == {blob("a"), blob("b")}
+    copies = [{"region": "west", "digest": blob("copy"), "weight": 1}]
+    assert blobs_of_entry({"kind": "anchor", "digest": blob("c"), "participants": copies}) == {blob("c")}
+    assert blobs_of_entry({"kind": "step", "parts": [name("part")], "contributors": []}) == set()
