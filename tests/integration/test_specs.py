@@ -1,8 +1,7 @@
 """The specs of `examples/specs` on one set of real sites: each has the traffic that is its own, and no other."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,46 +52,47 @@ class Finished:
     def report(self) -> dict[str, Any]:
         return build_report(self.client, self.run)
 
-    @property
-    def layout(self) -> ParameterLayout:
-        return ParameterLayout.from_json(self.client.model(self.run.id).layout)
+    def log(self, region: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        return read_log(self.client, self.run.id, region)
+
+    def replayed(self, region: str) -> str:
+        """The digest that the reference comes to from the region's log."""
+        layout, spec = ParameterLayout.from_json(self.client.model(self.run.id).layout), self.run.spec
+        fragments = [(part.start, part.stop) for part in layout.fragments(spec.outer.fragments if spec.outer else 1)]
+        groups = [tensor.group for tensor in layout.tensors]
+        log = self.log(region)
+        start = tensors_of(layout, self.client.get_blob(log[0][0]["parameters"]))
+        rebuilt = reference.replay(
+            log, start, self.client.get_blob, chunk=layout.chunk, fragments=fragments, groups=groups
+        )
+        return reference.parameters_digest([rebuilt[tensor.name] for tensor in layout.tensors])
+
+
+RunToTheEnd = Callable[[RunSpec], Finished]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Finished]]:
-    """One run after the other, by the same three agents."""
-    folder: Path = tmp_path_factory.mktemp("specs")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunToTheEnd]:
+    """Runs a spec at the same three agents, and holds its log against the reference."""
     everybody = Simulation.of(spec_of("hierarchical"))
-    with services(everybody, folder) as (client, check):
+    with services(everybody, tmp_path_factory.mktemp("specs")) as (client, check):
         wait_for_sites(client, list(everybody.regions), check)
-        finished = {}
-        specs = {name: spec_of(name) for name in ("pure-demo", "flat-hybrid", "hierarchical", "pure-diloco")}
-        for name, spec in (specs | {"unmoved": unmoved()}).items():
-            run = client.start_run(client.create_run(spec).id)
-            finished[name] = Finished(client, run_to_its_end(client, run.id, check))
-        yield finished
+
+        def run_to_the_end(spec: RunSpec) -> Finished:
+            started = client.start_run(client.create_run(spec).id)
+            ended = run_to_its_end(client, started.id, check)
+            assert ended.status == "succeeded", ended.reason
+            assert ended.alarms == []
+            finished = Finished(client, ended)
+            for region in ended.regions:
+                assert {member.digest for member in ended.members} == {finished.replayed(region.name)}
+            return finished
+
+        yield run_to_the_end
 
 
-def test_all_succeed_and_the_reference_rebuilds_each_from_its_log(runs: dict[str, Finished]) -> None:
-    for name, finished in runs.items():
-        assert finished.run.status == "succeeded", f"{name}: {finished.run.reason}"
-        assert finished.run.alarms == []
-        layout = finished.layout
-        outer = finished.run.spec.outer
-        fragments = [(part.start, part.stop) for part in layout.fragments(outer.fragments if outer else 1)]
-        groups = [tensor.group for tensor in layout.tensors]
-        for region in finished.run.regions:
-            log = read_log(finished.client, finished.run.id, region.name)
-            start = tensors_of(layout, finished.client.get_blob(log[0][0]["parameters"]))
-            rebuilt = reference.replay(
-                log, start, finished.client.get_blob, chunk=layout.chunk, fragments=fragments, groups=groups
-            )
-            digest = reference.parameters_digest([rebuilt[tensor.name] for tensor in layout.tensors])
-            assert {member.digest for member in finished.run.members} == {digest}
-
-
-def test_pure_demo_moves_no_parameters_after_entry_0(runs: dict[str, Finished]) -> None:
-    report = runs["pure-demo"].report
+def test_pure_demo_moves_no_parameters_after_entry_0(run: RunToTheEnd) -> None:
+    report = run(spec_of("pure-demo")).report
     size = report["parameter_bytes"]
     for site in report["sites"]:
         assert site["round_bytes_up"] > 0
@@ -102,18 +102,19 @@ def test_pure_demo_moves_no_parameters_after_entry_0(runs: dict[str, Finished]) 
         assert size <= site["blob_bytes_down"] < 1.01 * size
 
 
-def test_flat_hybrid_uploads_one_copy_for_all_sites(runs: dict[str, Finished]) -> None:
-    report = runs["flat-hybrid"].report
+def test_flat_hybrid_uploads_one_copy_for_all_sites(run: RunToTheEnd) -> None:
+    finished = run(spec_of("flat-hybrid"))
+    report = finished.report
     (region,) = report["regions"]
     assert region["sites"] == ["a", "b", "c"]
     assert 1 <= region["outer_bytes_up"] / OUTER_ROUNDS / report["parameter_bytes"] <= 1.02
     assert all(site["round_bytes_up"] > 0 for site in report["sites"])
-    for outer in runs["flat-hybrid"].client.outer_rounds(runs["flat-hybrid"].run.id):
+    for outer in finished.client.outer_rounds(finished.run.id):
         assert outer.distinct == len(outer.fragments)
 
 
-def test_a_copy_that_the_store_has_is_announced_and_no_more(runs: dict[str, Finished]) -> None:
-    report = runs["unmoved"].report
+def test_a_copy_that_the_store_has_is_announced_and_no_more(run: RunToTheEnd) -> None:
+    report = run(unmoved()).report
     assert report["outer_rounds"] == OUTER_ROUNDS
     for site in report["sites"]:
         assert site["round_bytes_up"] > 0
@@ -121,16 +122,16 @@ def test_a_copy_that_the_store_has_is_announced_and_no_more(runs: dict[str, Fini
             assert 0 < site[f"outer_bytes_{way}"] < 0.01 * report["parameter_bytes"]
 
 
-def test_hierarchical_uploads_one_copy_per_region(runs: dict[str, Finished]) -> None:
-    report = runs["hierarchical"].report
+def test_hierarchical_uploads_one_copy_per_region(run: RunToTheEnd) -> None:
+    report = run(spec_of("hierarchical")).report
     assert {region["name"]: region["sites"] for region in report["regions"]} == {"west": ["a", "b"], "east": ["c"]}
     for region in report["regions"]:
         assert 1 <= region["outer_bytes_up"] / OUTER_ROUNDS / report["parameter_bytes"] <= 1.02
         assert region["round_bytes_up"] > 0
 
 
-def test_pure_diloco_sends_parameters_at_outer_rounds_and_nothing_else(runs: dict[str, Finished]) -> None:
-    finished = runs["pure-diloco"]
+def test_pure_diloco_sends_parameters_at_outer_rounds_and_nothing_else(run: RunToTheEnd) -> None:
+    finished = run(spec_of("pure-diloco"))
     report = finished.report
     assert [region["sites"] for region in report["regions"]] == [["b"], ["c"], ["a"]]  # east, north, west
     for site in report["sites"]:
@@ -139,5 +140,5 @@ def test_pure_diloco_sends_parameters_at_outer_rounds_and_nothing_else(runs: dic
             assert 1 <= site[f"outer_bytes_{way}"] / OUTER_ROUNDS / report["parameter_bytes"] <= 1.02
     fragments = len(finished.client.outer_rounds(finished.run.id)[0].fragments)
     for region in finished.run.regions:
-        kinds = [header["kind"] for header, _ in read_log(finished.client, finished.run.id, region.name)]
+        kinds = [header["kind"] for header, _ in finished.log(region.name)]
         assert kinds == ["start"] + ["anchor"] * fragments * OUTER_ROUNDS

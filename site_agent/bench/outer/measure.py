@@ -44,7 +44,7 @@ _TASK = "bench"
 _SITES = ("a", "b", "c")
 _FRAGMENTS = 4
 _LOOK_EVERY_S = 0.2
-_NO_SNAPSHOTS = "there are no snapshots yet"
+_NO_SNAPSHOTS = "this bench makes no snapshots yet"
 
 
 def measure(mib: int, say: Say) -> Figures:
