@@ -31,9 +31,9 @@ def store(blobs, values):
 
 
 def step(blobs, *place, outer):
-    anchor, momentum = outer_step(Copies(*place), LAYOUT, outer, blobs)
-    with anchor, momentum:
-        return [blobs.read(draft.commit()) for draft in (anchor, momentum)]
+    made = outer_step(Copies(*place), LAYOUT, outer, blobs)
+    with made.parameters, made.momentum:
+        return [blobs.read(draft.commit()) for draft in (made.parameters, made.momentum)]
 
 
 @pytest.mark.parametrize("rates", [(0.7, 0.9), (1.0, 0.0)])
@@ -46,7 +46,7 @@ def test_the_bits_are_those_of_whole_arrays(blobs, fragment, weights, rates):
     tensors = LAYOUT.fragments(2)[fragment]
     first, elements = LAYOUT.offsets[tensors.start], LAYOUT.fragment_elements(tensors)
     values = rng.standard_normal((3, elements)).astype("<f4")
-    regions = tuple((store(blobs, copy), weight) for copy, weight in zip(values, weights, strict=True))
+    regions = tuple(((store(blobs, copy),), weight) for copy, weight in zip(values, weights, strict=True))
     own = start[first : first + elements]
     anchor, momentum = step(blobs, fragment, store(blobs, start), None, None, regions, outer=outer)
     expected = reference.outer_step(own, np.zeros_like(own), list(values), weights, *rates)
@@ -59,14 +59,14 @@ def test_the_bits_are_those_of_whole_arrays(blobs, fragment, weights, rates):
 def test_copies_that_are_one_blob_are_the_mean(blobs):
     outer = OuterSpec(every=1, lr=1.0, momentum=0.0)
     start, copy = np.random.default_rng(0).standard_normal((2, LAYOUT.parameter_count)).astype("<f4")
-    regions = ((store(blobs, copy), 2), (store(blobs, copy), 7))
+    regions = (((store(blobs, copy),), 2), ((store(blobs, copy),), 7))
     assert step(blobs, 0, store(blobs, start), None, None, regions, outer=outer)[0] == copy.tobytes()
 
 
 def test_nobody_has_trained(blobs):
     outer = OuterSpec(every=1)
     start, copy = np.random.default_rng(0).standard_normal((2, LAYOUT.parameter_count)).astype("<f4")
-    stored = step(blobs, 0, store(blobs, start), None, None, ((store(blobs, copy), 0),), outer=outer)
+    stored = step(blobs, 0, store(blobs, start), None, None, (((store(blobs, copy),), 0),), outer=outer)
     assert stored == [start.tobytes(), bytes(start.nbytes)]
 
 
@@ -76,7 +76,7 @@ def test_a_copy_that_is_missing_or_of_another_size_leaves_nothing(blobs):
     short = store(blobs, np.zeros(LAYOUT.parameter_count - 1, "<f4"))
     for copy, error in ((short, ProblemError), ("0" * 64, NotFoundError)):
         with pytest.raises(error, match=copy):
-            outer_step(Copies(0, start, None, None, ((copy, 1),)), LAYOUT, outer, blobs)
+            outer_step(Copies(0, start, None, None, (((copy,), 1),)), LAYOUT, outer, blobs)
     assert list((blobs.root / "incoming").iterdir()) == []
 
 
@@ -99,8 +99,8 @@ def peak(mebibytes):
                 draft.write(bytes([number]) * (1 << 20))
             digests.append(draft.commit())
     anchor, *copies = digests
-    drafts = outer_step(Copies(0, anchor, anchor, anchor, tuple((c, 1) for c in copies)), layout, outer, blobs)
-    assert [draft.size for draft in drafts] == [mebibytes << 20] * 2
+    made = outer_step(Copies(0, anchor, anchor, anchor, tuple(((c,), 1) for c in copies)), layout, outer, blobs)
+    assert [draft.size for draft in (made.parameters, made.momentum)] == [mebibytes << 20] * 2
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 first = peak(1)
