@@ -19,7 +19,7 @@ from api.errors import IsthmusError, ProblemError, faults_of
 from api.export import export_model
 from api.report import build_report, print_report
 from api.schemas import Change, Run, RunSpec
-from api.simulate import Simulation
+from api.simulate import Simulation, spec_of
 from api.simulate import simulate as run_simulation
 from api.snapshot_cli import begin_with, list_snapshots, snapshot
 from api.watch import watch as watch_run
@@ -88,12 +88,18 @@ def _become(module: str, arguments: list[str]) -> NoReturn:
 # --- simulate ---------------------------------------------------------------------------------------------------------
 
 
+_ONE_SPEC = ("steps", "outer_every", "sites", "fragments", "lr", "k", "data")
+"""Options of `isthmus simulate` that say what `--spec` says."""
+
+
 @app.command()
 def simulate(
+    context: typer.Context,
+    spec: Annotated[Path | None, typer.Option(help="simulate this run spec instead of varying the default")] = None,
     steps: Annotated[int, typer.Option(help="inner steps")] = 200,
-    outer_every: Annotated[int, typer.Option(help="steps between outer steps; 0: none, and one region")] = 50,
-    sites: Annotated[int, typer.Option(help="how many; about two thirds in region west, the rest in east")] = 3,
-    ranks: Annotated[int, typer.Option(help="training processes per site")] = 1,
+    outer_every: Annotated[int, typer.Option(help="steps between outer steps; 0: none, and one region", min=0)] = 50,
+    sites: Annotated[int, typer.Option(help="how many; about two thirds in west, the rest in east", min=1, max=26)] = 3,
+    ranks: Annotated[int, typer.Option(help="training processes per site", min=1, max=64)] = 1,
     fragments: Annotated[int, typer.Option(help="parts of the parameters that outer-step one by one")] = 2,
     lr: Annotated[float, typer.Option(help="peak learning rate")] = 1e-3,
     k: Annotated[int, typer.Option(help="coefficients sent per chunk of 64 x 64")] = 32,
@@ -103,17 +109,21 @@ def simulate(
     directory: Annotated[Path | None, typer.Option(help="keep all data and logs here")] = None,
 ) -> None:
     """Train a small language model across several sites on this machine, with everything real but the distance."""
-    simulation = Simulation(
-        sites=sites,
-        ranks=ranks,
-        steps=steps,
-        outer_every=outer_every,
-        fragments=fragments,
-        lr=lr,
-        k=k,
-        data=data,
-    )
-    run_simulation(simulation, out=out_, report_file=report, directory=directory, console=out)
+    if spec is None:
+        run_spec = spec_of(
+            sites=sites, steps=steps, outer_every=outer_every, fragments=fragments, lr=lr, k=k, data=data
+        )
+    else:
+        _require_alone(context, spec)
+        run_spec = _spec(spec)
+    run_simulation(Simulation.of(run_spec, ranks), out=out_, report_file=report, directory=directory, console=out)
+
+
+def _require_alone(context: typer.Context, spec: Path) -> None:
+    given = [name for name in _ONE_SPEC if (source := context.get_parameter_source(name)) and source.name != "DEFAULT"]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise IsthmusError(f"--spec says it all: leave out {options}, or change {spec}")
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -227,12 +237,13 @@ def show_run(run: str, as_json: AsJson = False) -> None:
     """One run: its state, and the report so far."""
     with Connection().client() as client:
         found = client.run(run)
-        if as_json:
-            _print_json(found.model_dump(mode="json"))
-            return
-        _print_run(found, as_json)
-        _print_members(found)
-        print_report(build_report(client, found), out)
+        report = build_report(client, found)
+    if as_json:
+        _print_json(found.model_dump(mode="json") | {"report": report})
+        return
+    _print_run(found, as_json)
+    _print_members(found)
+    print_report(report, out)
 
 
 def _print_members(run: Run) -> None:

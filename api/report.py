@@ -13,13 +13,19 @@ __all__ = ["build_report", "print_report", "steps_done"]
 
 Report = dict[str, Any]
 
+_BYTES = tuple(f"{kind}bytes_{way}" for kind in ("", "round_", "outer_", "blob_") for way in ("up", "down"))
+
 
 def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
-    """A JSON-ready report. Bytes are totals of a site's session; losses are null if the task reported none."""
+    """A JSON-ready report. Bytes are totals of a site's session; losses are null if the task reported none.
+
+    `outer_bytes_*` are those of outer rounds, `blob_bytes_*` of other blobs, as entry 0; a region's are its sites'.
+    """
     points = client.metrics(run.id)
     outer_rounds = client.outer_rounds(run.id)
     held_out = [value for value in _series(points, "heldout_loss") if value is not None]
     digests = {member.digest for member in run.members if member.condition is schemas.Condition.ACTIVE}
+    sites = [_site(member, run, points) for member in run.members]
     return {
         "run": run.id,
         "status": str(run.status),
@@ -33,8 +39,10 @@ def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
         "outer_copies_averaged": sum(outer_round.distinct for outer_round in outer_rounds),
         "digests_equal": len(digests) == 1 and None not in digests,
         "ddp_bytes_per_step": _last(points, "ddp_bytes_per_step"),
+        "parameter_bytes": _last(points, "parameter_bytes"),
         "alarms": run.alarms,
-        "sites": [_site(member, run, points) for member in run.members],
+        "regions": [_region(region.name, sites) for region in run.regions],
+        "sites": sites,
     }
 
 
@@ -50,15 +58,21 @@ def steps_done(run: schemas.Run, points: Sequence[schemas.StoredPoint]) -> int:
 def _site(member: schemas.MemberView, run: schemas.Run, points: Sequence[schemas.StoredPoint]) -> Report:
     own = [point for point in points if point.site == member.site]
     step = next(region.step for region in run.regions if region.name == member.region)
-    totals = ("bytes_up", "bytes_down", "round_bytes_up", "round_bytes_down", "blob_bytes_up", "blob_bytes_down")
     return {
         "name": member.site,
         "region": member.region,
         "steps": max([step, *(point.step for point in own)]),
         "digest": member.digest,
-        **{name: int(_last(own, name) or 0) for name in totals},
+        **{name: int(_last(own, name) or 0) for name in _BYTES},
         **{f"{name}_per_step": _per_step(own, name) for name in ("bytes_up", "bytes_down")},
         **{name: round(_last(own, name) or 0.0, 3) for name in ("wait_s", "compute_s")},
+    }
+
+
+def _region(name: str, sites: Sequence[Report]) -> Report:
+    own = [site for site in sites if site["region"] == name]
+    return {"name": name, "sites": [site["name"] for site in own]} | {
+        total: sum(site[total] for site in own) for total in _BYTES
     }
 
 
@@ -89,7 +103,7 @@ def print_report(report: Report, console: Console) -> None:
     against = f"; DDP would send {size(ddp)}" if ddp else ""
     console.print(f"bytes per step, over {report['steps']} steps{against}:", highlight=False)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("site", "region", "up", "rounds", "down", "vs DDP", "waiting", "digest"):
+    for column in ("site", "region", "up", "rounds", "outer", "down", "vs DDP", "waiting", "digest"):
         left = column in ("site", "region", "digest")
         table.add_column(column, justify="left" if left else "right", no_wrap=True)
     for site in report["sites"]:
@@ -98,10 +112,11 @@ def print_report(report: Report, console: Console) -> None:
             site["region"],
             size(site["bytes_up_per_step"]),
             size(site["round_bytes_up"] / max(site["steps"], 1)),
+            size(site["outer_bytes_up"] / max(site["steps"], 1)),
             size(site["bytes_down_per_step"]),
             _against(ddp, site["bytes_up_per_step"]),
             _share(site),
-            (site["digest"] or "-")[:12],
+            (site["digest"] or "-")[:8],
         )
     console.print(table)
     console.print(f"{report['outer_rounds']} outer rounds, {report['outer_copies_averaged']} distinct copies averaged")

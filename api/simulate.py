@@ -6,10 +6,10 @@ import shutil
 import string
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, Field
 from rich.console import Console
 
 import api
@@ -21,45 +21,55 @@ from api.report import build_report, print_report
 from api.schemas import OptimizerSpec, OuterSpec, RunSpec, SiteStatus
 from api.watch import watch
 
-__all__ = ["Simulation", "services", "simulate", "wait_for_sites"]
+__all__ = ["Check", "Simulation", "agents", "services", "simulate", "spec_of", "wait_for_sites"]
 
 _TASK = "tiny_lm"
 _CHECKOUT = Path(api.__path__[0]).parent
 _QUIET = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
-class Simulation(BaseModel):
-    """What to simulate."""
+@dataclass(frozen=True)
+class Simulation:
+    """What to simulate: a run, and on which sites."""
 
-    sites: int = Field(ge=1, le=26)
-    ranks: int = Field(ge=1, le=64)
-    steps: int
-    outer_every: int = Field(ge=0, description="0: no outer step, and one region only")
-    fragments: int
-    lr: float
-    k: int
-    data: Path | None
+    spec: RunSpec
+    regions: Mapping[str, str]
+    """By site."""
+    ranks: int = 1
+    module: str = f"examples.{_TASK}.train"
+    """What the sites run."""
 
-    def regions(self) -> dict[str, str]:
-        """Region by site: about two thirds in west, the rest in east."""
-        names = string.ascii_lowercase[: self.sites]
-        west = self.sites if self.outer_every == 0 else -(-2 * self.sites // 3)
-        return {name: "west" if number < west else "east" for number, name in enumerate(names)}
+    @classmethod
+    def of(cls, spec: RunSpec, ranks: int = 1) -> "Simulation":
+        """On the sites that the spec names, or on three.
 
-    def spec(self) -> RunSpec:
-        """Raises ValueError if it makes no sense."""
-        every = min(self.outer_every, self.steps)
-        outer = OuterSpec(every=every, fragments=self.fragments) if every else None
-        return RunSpec(
-            name="simulation",
-            task=_TASK,
-            params={"data": str(self.data.absolute())} if self.data else {},
-            steps=self.steps,
-            sites=list(self.regions()),
-            optimizer=OptimizerSpec(lr=self.lr, k=self.k),
-            outer=outer,
-            evaluate_every=max(self.steps // 10, 1),
-        )
+        Their regions are the spec's; else one, or, with outer steps, about two thirds are in west, the rest in east.
+        """
+        if spec.task != _TASK:
+            raise IsthmusError(f"isthmus simulate trains the task {_TASK}; this spec names the task {spec.task}")
+        if spec.regions is not None:
+            return cls(spec, {site: region for region, sites in spec.regions.items() for site in sites}, ranks)
+        sites = spec.sites or list(string.ascii_lowercase[:3])
+        west = -(-2 * len(sites) // 3) if spec.outer is not None else len(sites)
+        regions = {site: "west" if number < west else "east" for number, site in enumerate(sites)}
+        return cls(spec.model_copy(update={"sites": sites}), regions, ranks)
+
+
+def spec_of(
+    *, sites: int, steps: int, outer_every: int, fragments: int, lr: float, k: int, data: Path | None
+) -> RunSpec:
+    """The run that is simulated by default. Raises ValueError if it makes no sense."""
+    every = min(outer_every, steps)
+    return RunSpec(
+        name="simulation",
+        task=_TASK,
+        params={"data": str(data.absolute())} if data else {},
+        steps=steps,
+        sites=list(string.ascii_lowercase[:sites]),
+        optimizer=OptimizerSpec(lr=lr, k=k),
+        outer=OuterSpec(every=every, fragments=fragments) if every else None,
+        evaluate_every=max(steps // 10, 1),
+    )
 
 
 Check = Callable[[], None]
@@ -76,12 +86,11 @@ def simulate(
     Raises:
         IsthmusError: a process died, or the run did not succeed with the same digest at all sites and in the file.
     """
-    spec = simulation.spec()
     if not (_CHECKOUT / "examples" / _TASK).is_dir():
         raise IsthmusError("isthmus simulate trains examples/tiny_lm: run it from a clone of the repository")
     with _directory(directory) as folder, services(simulation, folder) as (client, check):
-        run = client.create_run(spec)
-        wait_for_sites(client, list(simulation.regions()), check)
+        run = client.create_run(simulation.spec)
+        wait_for_sites(client, list(simulation.regions), check)
         client.start_run(run.id)
         observer = (folder / "observer-token").read_text().strip()
         console.print(f"watch it at {client.url}/#/runs/{run.id}?token={observer}", soft_wrap=True, highlight=False)
@@ -122,41 +131,56 @@ def _directory(directory: Path | None) -> Iterator[Path]:
 @contextlib.contextmanager
 def services(simulation: Simulation, folder: Path) -> Iterator[tuple[CoordinatorClient, Check]]:
     """The coordinator with its Redis, and one agent per site; all gone at the end."""
-    services: list[Service] = []
+    (folder / "url").unlink(missing_ok=True)  # of an earlier simulation in this directory
+    options = ["--port", "0", "--data-dir", str(folder)]
+    coordinator = Service("coordinator", options, folder / "coordinator.log", _CHECKOUT, _QUIET)
+    try:
+        url = coordinator.wait_for_file(folder / "url")
+        with agents(simulation, url, folder) as check_agents, _admin(url, folder) as client:
+
+            def check() -> None:
+                coordinator.check()
+                check_agents()
+
+            yield client, check
+    finally:
+        coordinator.interrupt()
+        coordinator.join()
+
+
+def _admin(url: str, folder: Path) -> CoordinatorClient:
+    return CoordinatorClient(url, (folder / "admin-token").read_text().strip())
+
+
+@contextlib.contextmanager
+def agents(simulation: Simulation, url: str, folder: Path) -> Iterator[Check]:
+    """One agent per site, gone at the end; `folder` is the coordinator's data directory, where they keep theirs."""
+    started: list[Service] = []
 
     def check() -> None:
-        for service in services:
+        for service in started:
             service.check()
 
     try:
-        (folder / "url").unlink(missing_ok=True)  # of an earlier simulation in this directory
-        options = ["--port", "0", "--data-dir", str(folder)]
-        coordinator = Service("coordinator", options, folder / "coordinator.log", _CHECKOUT, _QUIET)
-        services.append(coordinator)
-        url = coordinator.wait_for_file(folder / "url")
-        for name, region in simulation.regions().items():
-            services.append(_agent(name, region, simulation.ranks, url, folder))
-        with CoordinatorClient(url, (folder / "admin-token").read_text().strip()) as client:
-            yield client, check
+        for name, region in simulation.regions.items():
+            started.append(_agent(name, region, simulation, url, folder))
+        yield check
     finally:
-        for service in reversed(services[1:]):
+        for service in reversed(started):
             service.interrupt()
-        for service in reversed(services[1:]):
-            service.join()
-        for service in services[:1]:
-            service.interrupt()
+        for service in reversed(started):
             service.join()
 
 
-def _agent(name: str, region: str, ranks: int, url: str, folder: Path) -> Service:
+def _agent(name: str, region: str, simulation: Simulation, url: str, folder: Path) -> Service:
     options = {
         "--name": name,
         "--region": region,
         "--coordinator": url,
         "--join-token-file": str(folder / "join-token"),
         "--site-dir": str(folder / f"site-{name}"),
-        "--ranks": str(ranks),
-        "--task": f"{_TASK}=python -m examples.{_TASK}.train",
+        "--ranks": str(simulation.ranks),
+        "--task": f"{simulation.spec.task}=python -m {simulation.module}",
     }
     arguments = [word for option in options.items() for word in option]
     return Service("site_agent", arguments, folder / f"site-{name}.log", _CHECKOUT, _QUIET)

@@ -1,14 +1,29 @@
 """Counts every byte that crosses the link: heads and bodies, by what they are for."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Literal
 
 import httpx
 
-__all__ = ["CountingTransport", "Purpose"]
+__all__ = ["CountingTransport", "Purpose", "counted_as_outer"]
 
-Purpose = Literal["round", "blob", "other"]
+Purpose = Literal["round", "outer", "blob", "other"]
+"""`outer`: everything that an outer round takes, its blobs included; `blob`: all other blobs."""
+
+_outer: ContextVar[bool] = ContextVar("_outer", default=False)
+
+
+@contextlib.contextmanager
+def counted_as_outer() -> Iterator[None]:
+    """What this thread requests inside of it belongs to an outer round."""
+    before = _outer.set(True)
+    try:
+        yield
+    finally:
+        _outer.reset(before)
 
 
 class _Counted(httpx.SyncByteStream):
@@ -55,6 +70,8 @@ def _head(headers: httpx.Headers) -> int:
 
 
 def _purpose(path: str) -> Purpose:
+    if _outer.get():
+        return "outer"
     if "/steps/" in path:
         return "round"
     return "blob" if "/blobs/" in path else "other"

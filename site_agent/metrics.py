@@ -19,8 +19,9 @@ _MOST = 1000
 class Metrics:
     """Without a client, at the other ranks, everything here does nothing.
 
-    Totals that go with every report: `bytes_up`, `bytes_down` (and of these `round_bytes_*`, `blob_bytes_*`), `wait_s`
-    for the coordinator, `compute_s` (everything else since the first batch), `tokens` of this rank.
+    Totals that go with every report: `bytes_up`, `bytes_down` (and of these `round_bytes_*`, `outer_bytes_*`: of outer
+    rounds, `blob_bytes_*`: other blobs, such as entry 0), `wait_s` for the coordinator, `compute_s` (everything else
+    since the first batch), `tokens` of this rank.
     """
 
     def __init__(self, session: Session, client: CoordinatorClient | None, transport: CountingTransport) -> None:
@@ -64,6 +65,8 @@ class Metrics:
             "bytes_down": down.total(),
             "round_bytes_up": up["round"],
             "round_bytes_down": down["round"],
+            "outer_bytes_up": up["outer"],
+            "outer_bytes_down": down["outer"],
             "blob_bytes_up": up["blob"],
             "blob_bytes_down": down["blob"],
             "wait_s": wait_s,

@@ -19,13 +19,13 @@ from torch.optim import Optimizer
 from algorithms import DeMo
 from algorithms.flat import FlatParameters
 from algorithms.schedule import outer_due
-from algorithms.traffic import ddp_bytes
+from algorithms.traffic import ddp_bytes, parameters_bytes
 from api.client import CoordinatorClient
 from api.errors import GoneError, IsthmusError, ProblemError
 from api.schemas import FinalReport, JoinReply, JoinRequest, RunSpec, StartUpload
 from api.tls import trusted
 from site_agent.catch_up import CatchUp
-from site_agent.counting import CountingTransport
+from site_agent.counting import CountingTransport, counted_as_outer
 from site_agent.exchange import WAIT_S, Exchange
 from site_agent.inner import Factory, InnerParameters, LocalSteps, inner_optimizer
 from site_agent.local_ranks import LocalRanks
@@ -134,7 +134,10 @@ class Site:
             self._exchange.attach(self._replica)
         else:
             self._exchange.attach(self._replica, optimizer)
-        self._metrics.describe(ddp_bytes_per_step=float(ddp_bytes(holder.layout)))
+        self._metrics.describe(
+            ddp_bytes_per_step=float(ddp_bytes(holder.layout)),
+            parameter_bytes=float(parameters_bytes(holder.layout)),
+        )
         if self._client is not None:
             buffers = partial(save_buffers, model)
             self._snapshots = Snapshots(self._session, self._client, holder, self._replica, buffers)
@@ -324,7 +327,7 @@ class Site:
     def _go_on(self, running: bool) -> None:
         """Holds the outer round that is due before the next step, and catches up with one held without this site."""
         while running and self._outer.due:
-            with self._stop.let():
+            with self._stop.let(), counted_as_outer():
                 running = self._outer.hold(self._exchange.tokens)
             if self._alone is not None:
                 self._alone.tokens, self._alone.evaluates = 0, self._outer.evaluates

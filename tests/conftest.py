@@ -13,7 +13,7 @@ import pytest
 from api.client import CoordinatorClient
 from api.processes import Service
 from api.schemas import Run
-from api.simulate import Simulation, services, wait_for_sites
+from api.simulate import Simulation, services, spec_of, wait_for_sites
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120.0
@@ -105,7 +105,7 @@ class FinishedRun:
         return CoordinatorClient(self.url, (self.directory / "admin-token").read_text().strip())
 
 
-SIMULATION = Simulation(sites=3, ranks=1, steps=12, outer_every=5, fragments=3, lr=1e-3, k=32, data=None)
+SIMULATION = Simulation.of(spec_of(sites=3, steps=12, outer_every=5, fragments=3, lr=1e-3, k=32, data=None))
 
 
 def run_to_its_end(client: CoordinatorClient, run_id: str, check: Callable[[], None]) -> Run:
@@ -122,7 +122,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedR
     """Trains tiny_lm for 12 steps with outer rounds after 5, 10 and 12, through everything real."""
     folder = tmp_path_factory.mktemp("run")
     with services(SIMULATION, folder) as (client, check):
-        run = client.create_run(SIMULATION.spec())
-        wait_for_sites(client, list(SIMULATION.regions()), check)
+        run = client.create_run(SIMULATION.spec)
+        wait_for_sites(client, list(SIMULATION.regions), check)
         client.start_run(run.id)
         yield FinishedRun(client.url, folder, run_to_its_end(client, run.id, check))

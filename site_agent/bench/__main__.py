@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from api.command import obey
 from site_agent.bench.algorithms import FULL, QUICK, measure
 from site_agent.bench.quality.command import quality
 from site_agent.bench.report import print_report
@@ -46,8 +47,23 @@ def rounds(as_json: AsJson = False, quick: Quick = False) -> None:
         report.print_report(figures, Console())
 
 
+@app.command()
+def outer(
+    as_json: AsJson = False,
+    mib: Annotated[int, typer.Option(help="of parameters at each of three sites", min=1)] = 1024,
+) -> None:
+    """Outer rounds of large parameters through a real coordinator, beside every site sending everything."""
+    from site_agent.bench.outer import measure, report  # they need a coordinator's Redis client
+
+    figures = measure.measure(mib, lambda text: progress.print(text, style="dim", highlight=False))
+    if as_json:
+        sys.stdout.write(json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    else:
+        report.print_report(figures, Console())
+
+
 app.command()(quality)
 
 
 if __name__ == "__main__":
-    app(prog_name="isthmus bench")
+    obey(lambda: app(prog_name="isthmus bench"))  # on SIGTERM, too, what it has started and stored is taken away

@@ -4,17 +4,16 @@ The kernel's high-water mark (Linux), so numpy's and torch's memory are measured
 """
 
 import ctypes
-import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 
 from algorithms.layout import ParameterLayout
 from site_agent.bench import ours
+from site_agent.bench.resident import forget_peak, peak, resident
 from site_agent.bench.shapes import gpt2
 from site_agent.bench.textbook import Textbook
 
@@ -39,12 +38,12 @@ def _measure(way: Way, layout: ParameterLayout, k: int, sites: int) -> int:
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
     _aggregation(way, gpt2(1, 64, 0), k, sites)()
     aggregation = _aggregation(way, layout, k, sites)
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    before = _status("VmRSS")
+    forget_peak()
+    before = resident()
     result = aggregation()
-    peak = _status("VmHWM")
+    most = peak()
     del result
-    return peak - before
+    return most - before
 
 
 def _aggregation(way: Way, layout: ParameterLayout, k: int, sites: int) -> Callable[[], object]:
@@ -62,9 +61,3 @@ def _aggregation(way: Way, layout: ParameterLayout, k: int, sites: int) -> Calla
             pass
 
     return one_by_one
-
-
-def _status(field: str) -> int:
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024

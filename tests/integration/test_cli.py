@@ -108,6 +108,15 @@ def test_a_spec_that_makes_no_sense_is_refused(isthmus, tmp_path, values, messag
     assert "run.json" in done.stderr
 
 
+def test_a_spec_to_simulate_is_not_varied_by_options(isthmus, tmp_path):
+    spec = write_spec(tmp_path, task="tiny_lm")
+    done = isthmus("simulate", "--spec", spec, "--steps", "3", "--outer-every", "1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"isthmus: --spec says it all: leave out --steps, --outer-every, or change {spec}" in done.stderr
+    done = isthmus("simulate", "--spec", write_spec(tmp_path, task="mine"))
+    assert "trains the task tiny_lm; this spec names the task mine" in done.stderr
+
+
 def test_a_new_run_that_cannot_start_leaves_nothing_behind(isthmus, tmp_path):
     before = json.loads(isthmus("run", "list", "--json").stdout)
     done = isthmus("run", "start", write_spec(tmp_path, sites=["nowhere"]))
@@ -166,6 +175,9 @@ def test_pause_resume_and_members(isthmus, coordinator):
     assert "paused" in isthmus("run", "pause", run.id).stdout
     assert json.loads(isthmus("run", "resume", run.id, "--json").stdout)["status"] == "running"
     second.agent.leave(second.name)
+    report = json.loads(isthmus("run", "show", run.id, "--json").stdout)["report"]
+    (region,) = report["regions"]
+    assert (region["sites"], region["outer_bytes_up"]) == (sorted(site.name for site in run.sites), 0)
     shown = isthmus("run", "show", run.id).stdout
     assert re.search(rf"{second.name} .* away .* its agent was stopped", shown)
     assert json.loads(isthmus("run", "remove-site", run.id, second.name, "--json").stdout)["status"] == "running"

@@ -91,7 +91,8 @@ def test_a_region_uploads_each_fragment_once(finished_run):
     """One holder of each distinct copy uploads it (rule A13): per outer round one copy per region, not per site."""
     client, run = finished_run.client(), finished_run.run
     parameters = 4 * ParameterLayout.from_json(client.model(run.id).layout).parameter_count
-    sites = {site["name"]: site["blob_bytes_up"] for site in build_report(client, run)["sites"]}
-    west = sites["a"] + sites["b"] - parameters  # entry 0 came from a
-    assert 3 * parameters <= west < 3.2 * parameters
-    assert 3 * parameters <= sites["c"] < 3.2 * parameters
+    report = build_report(client, run)
+    assert report["parameter_bytes"] == parameters
+    assert [region["name"] for region in report["regions"]] == ["east", "west"]
+    for region in report["regions"]:
+        assert 3 * parameters <= region["outer_bytes_up"] < 3.06 * parameters

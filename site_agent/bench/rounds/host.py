@@ -4,7 +4,6 @@ How often that Redis calls fsync is changed while it runs, on its socket.
 """
 
 import contextlib
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import redis
 
 from api.client import CoordinatorClient
 from api.processes import Service
+from site_agent.bench.resident import forget_peak, peak, resident
 from site_agent.bench.timing import rounded
 
 __all__ = ["Fsync", "Host", "Usage", "host"]
@@ -58,7 +58,7 @@ class Host:
         return Usage(
             cpu_s=self._cpu_s(),
             redis_cpu_s=info["used_cpu_user"] + info["used_cpu_sys"],
-            resident=self._status("VmRSS"),
+            resident=resident(self.service.pid),
             redis_held=info["used_memory"],
             redis_received=info["total_net_input_bytes"],
             redis_sent=info["total_net_output_bytes"],
@@ -66,24 +66,15 @@ class Host:
 
     def forget_peak(self) -> None:
         """The high-water mark of the coordinator's resident set begins anew."""
-        (self._proc / "clear_refs").write_text("5")
+        forget_peak(self.service.pid)
 
     def peak(self) -> int:
         """Bytes: the most that was resident at once."""
-        return self._status("VmHWM")
-
-    @property
-    def _proc(self) -> Path:
-        return Path("/proc") / str(self.service.pid)
+        return peak(self.service.pid)
 
     def _cpu_s(self) -> float:
-        fields = (self._proc / "stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{self.service.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
-
-    def _status(self, field: str) -> int:
-        found = re.search(rf"{field}:\s+(\d+) kB", (self._proc / "status").read_text())
-        assert found is not None
-        return int(found[1]) * 1024
 
     def pretend_blob(self, size: int) -> str:
         """A blob of zeros that takes no room, under a name that is not its digest: the start of a run nobody reads."""

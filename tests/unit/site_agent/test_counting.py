@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from api.client import CoordinatorClient
-from site_agent.counting import CountingTransport
+from site_agent.counting import CountingTransport, counted_as_outer
 
 BLOB = bytes(range(256)) * 5000
 BLOB_DIGEST = hashlib.sha256(BLOB).hexdigest()
@@ -66,6 +66,20 @@ def test_counts_are_what_crossed_the_socket(server):
         assert transport.up[purpose] == sum(up for up, _ in seen)
         assert transport.down[purpose] == pytest.approx(sum(down for _, down in seen), rel=0.001)  # reason phrases
     assert set(transport.up) == {"round", "blob"}
+
+
+def test_what_an_outer_round_takes_is_counted_apart(server):
+    transport = CountingTransport()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    with CoordinatorClient(url, "a secret of the ranks", transport=transport, patience=1.0) as client:
+        with counted_as_outer():
+            assert client.get_blob(BLOB_DIGEST) == BLOB
+            overlapping = threading.Thread(target=client.contribute, args=("run", "west", 1, "a", 0, bytes(700), 25.0))
+            overlapping.start()
+            overlapping.join()
+        assert client.get_blob(BLOB_DIGEST) == BLOB
+    assert set(transport.up) == {"outer", "round", "blob"}
+    assert transport.down["outer"] == transport.down["blob"] > len(BLOB)
 
 
 def test_a_request_that_fails_counts_what_was_tried(server):

@@ -48,8 +48,8 @@ def test_values_and_totals(clock):
     metrics.describe(ddp_bytes_per_step=1000.0)
     metrics.start(0)
     metrics.tokens = 64
-    transport.up.update(round=300, blob=20, other=1)
-    transport.down.update(round=30)
+    transport.up.update(round=300, outer=4000, blob=20, other=1)
+    transport.down.update(round=30, outer=5)
     metrics.log(1, {"loss": torch.tensor(2.5), "bad": math.nan, "worse": -math.inf})
     clock.now += 10
     metrics.flush(2, wait_s=4.0)
@@ -62,10 +62,12 @@ def test_values_and_totals(clock):
     assert (totals.step, totals.values) == (
         2,
         {
-            "bytes_up": 321,
-            "bytes_down": 30,
+            "bytes_up": 4321,
+            "bytes_down": 35,
             "round_bytes_up": 300,
             "round_bytes_down": 30,
+            "outer_bytes_up": 4000,
+            "outer_bytes_down": 5,
             "blob_bytes_up": 20,
             "blob_bytes_down": 0,
             "wait_s": 4.0,

@@ -1,0 +1,1 @@
+"""`isthmus bench outer`: what an outer round of large parameters costs, beside every site sending everything."""
