@@ -111,9 +111,8 @@ def delayed_anchor(
     bit. Raises ValueError if sizes differ.
     """
     _check_sizes(anchor, now, taken)
-    moved = now - taken
-    scaled = moved * np.float32(mix)
-    return np.where(moved == 0, anchor, anchor + scaled)
+    scaled = (now - taken) * np.float32(mix)
+    return np.where(scaled == 0, anchor, anchor + scaled)
 
 
 def _check_sizes(*arrays: NDArray[np.float32] | NDArray[np.float64]) -> None:

@@ -601,8 +601,7 @@ def delayed_anchor(anchor: np.ndarray, now: np.ndarray, taken: np.ndarray, mix: 
     for place in range(len(anchor)):
         moved = nearest_float32(Fraction(float(now[place])) - Fraction(float(taken[place])))
         scaled = nearest_float32(Fraction(float(np.float32(mix))) * Fraction(float(moved)))
-        unmoved = moved == 0
-        values[place] = anchor[place] if unmoved else anchor[place] + scaled
+        values[place] = anchor[place] if scaled == 0 else anchor[place] + scaled
     return values
 
 

@@ -13,7 +13,7 @@ from algorithms.outer import (
     pseudo_gradient,
     weighted_mean,
 )
-from algorithms.schedule import learning_rate, outer_due, outer_number, outer_step
+from algorithms.schedule import learning_rate, outer_due, outer_step
 
 
 def floats(seed: int, size: int = 1000) -> np.ndarray:
@@ -82,7 +82,6 @@ def test_the_average_is_the_mean_and_has_no_momentum() -> None:
 
 def test_the_steps_of_outer_rounds() -> None:
     assert [outer_step(number, 4, 10) for number in range(5)] == [0, 4, 8, 10, 10]
-    assert [outer_number(step, 4) for step in (1, 4, 5, 8, 10)] == [1, 1, 2, 2, 3]
 
 
 def test_outer_step_is_the_formula() -> None:

@@ -86,7 +86,6 @@ class Driver:
     def __init__(self, sites, steps=3, every=None, fragments=1, exchange="demo", snapshots=None, **rounds):
         outer = OuterSpec(every=every, fragments=fragments) if every else None
         self.sites = sites
-        self.schedule = {"steps": steps, "warmup": 0, "schedule": "cosine"}
         self.spec = RunSpec(
             name="drill",
             task="drill",
@@ -367,7 +366,9 @@ class Driver:
         place = region, header["step"]
         settings = self.settings_at(header["step"])
         assert header["k"] == settings["k"]
-        assert header["lr"] == [learning_rate(header["step"], lr=settings["lr"], **self.schedule)] * 2
+        optimizer = self.spec.optimizer
+        schedule = {"steps": self.spec.steps, "warmup": optimizer.warmup, "schedule": optimizer.schedule}
+        assert header["lr"] == [learning_rate(header["step"], lr=settings["lr"], **schedule)] * 2
         changes = [line for line in self.logs[region] if line["kind"] == "change"]
         if changes:
             assert {name: changes[-1][name] for name in settings} == settings

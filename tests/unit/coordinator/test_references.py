@@ -5,7 +5,21 @@ import re
 from datetime import UTC, datetime
 
 from api.schemas import Change, InForce, OuterSpec, Position, Resume, RunSpec, RunStatus
-from coordinator.records import FragmentRound, Layout, Member, OuterRound, Region, Round, RunState, Sent, Start
+from coordinator.records import (
+    Contents,
+    FragmentRound,
+    Layout,
+    Member,
+    Origin,
+    OuterRound,
+    Region,
+    Round,
+    RunState,
+    Sent,
+    Snapshot,
+    Start,
+    Wanted,
+)
 from coordinator.references import blobs_of, blobs_of_entry, named_in
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -23,9 +37,27 @@ def position(text):
     return Position(seq=3, hash=name(text))
 
 
+def contents(which):
+    return Contents(
+        step=1,
+        positions={"west": position("snapshot")},
+        parameters=(blob(f"parameters {which}"),),
+        buffers=blob(f"buffers {which}"),
+        rounds=1,
+        momenta=(blob(f"momentum {which}"), None),
+    )
+
+
 FRAGMENT = FragmentRound(copies={"a": blob("copy")}, stored=frozenset({blob("stored")}), anchor=blob("made"))
 IN_FORCE = InForce(lr=0.1, k=32, every=1)
 RESUME = Resume(position=position("resume"), step=1, outer_round=1, anchors=[blob("resume")], in_force=IN_FORCE)
+ORIGIN = Origin(
+    file=blob("file"),
+    layout=blob("its layout"),
+    parameters=(blob("its parameters"),),
+    buffers=blob("its buffers"),
+    momenta=(blob("its momentum"), None),
+)
 SENT = Sent(digest=name("sent"), parts=(name("part"),), tokens=1, norm=1.0)
 STATE = RunState(
     id="run",
@@ -43,9 +75,13 @@ STATE = RunState(
     outer=OuterRound(number=1, step=1, weights={"west": 1}, participants=frozenset("a"), fragments=(FRAGMENT,)),
     anchors=(blob("anchor"), None),
     momenta=(None, blob("momentum")),
+    buffers=blob("mean of buffers"),
+    origin=ORIGIN,
+    snapshots=(Snapshot(number=1, manifest=blob("manifest"), contents=contents("kept")),),
+    wanted=Wanted(number=2, contents=contents("wanted")),
     changes=(Change(from_step=2, lr=0.1),),
 )
-OTHERS = {name(text) for text in ("resume", "sent", "part", "seat", "head", "layout")}
+OTHERS = {name(text) for text in ("resume", "sent", "part", "seat", "head", "layout", "snapshot")}
 
 
 def test_every_digest_of_a_state():

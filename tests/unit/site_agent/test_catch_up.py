@@ -201,6 +201,6 @@ def test_only_the_last_part_waits_and_all_are_sent_again_if_some_are_missing(tmp
 )
 def test_when_an_outer_round_is_still_to_be_held(step: int, anchored: set[int], due: bool) -> None:
     spec: Any = SimpleNamespace(outer=OuterSpec(every=4, fragments=2), steps=10)
-    replica: Any = SimpleNamespace(step=step, anchored=anchored, every=4)
+    replica: Any = SimpleNamespace(step=step, anchored=anchored, every=4, fragment_count=2)
     ranks: Any = OneRank()
     assert OuterRounds(spec, SESSION, ranks, None, replica).due is due

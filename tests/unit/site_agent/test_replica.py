@@ -219,7 +219,7 @@ def test_buffers_are_one_more_fragment(scene: Scene):
     scene.start(buffers=scene.blob(held))
     assert scene.replica.fragment_count == 3
     other = save({name: torch.full_like(buffer, 2) for name, buffer in load(held).items()})
-    scene.replica.apply_anchor(scene.header("anchor", fragment=2, digest=scene.blob(other)))
+    scene.replica.apply_anchor(scene.header("anchor", outer_round=1, fragment=2, digest=scene.blob(other)))
     assert scene.model.norm.running_mean.tolist() == [2.0] * 3
     assert scene.replica.anchored == {2}
 
