@@ -183,8 +183,10 @@ class OuterSpec(Message):
     )
     lr: float = Field(default=0.7, ge=0, le=10, description="1 with momentum 0 is plain averaging")
     momentum: float = Field(default=0.5, ge=0, lt=1, description="0.9 for long runs")
-    state: Literal["keep", "reset"] = Field(
-        default="keep", description="what becomes of momentum and inner optimizer state at an outer step"
+    state: Literal["keep", "reset"] | None = Field(
+        default=None,
+        description="what becomes of momentum and inner optimizer state where all fragments outer-step together; "
+        "default: reset with optimizer.kind demo, keep with others",
     )
     fragments: int = Field(default=1, ge=1, le=4096, description="parts of the parameters that move one by one")
 
@@ -346,6 +348,13 @@ class RunSpec(Message):
             raise ValueError(
                 f"rounds.min_sites = {self.rounds.min_sites} with exchange = none: a region is one site; leave it out"
             )
+
+    @property
+    def forgets(self) -> bool:
+        """Whether momentum and inner optimizer state are reset at outer steps."""
+        if self.outer is None:
+            return False
+        return self.outer.state == "reset" or (self.outer.state is None and self.optimizer.kind == "demo")
 
     @property
     def named_sites(self) -> list[str] | None:

@@ -23,11 +23,13 @@ T = TypeVar("T")
 def arrived(event: Arrived, state: RunState, now: datetime) -> Transition:
     """The site of a region without rounds is ready for the next outer round; whatever was thought of it, it is there.
 
-    It counts from the first time on: what it says of an outer round that is open, or over, changes nothing.
+    It counts from the first time on: what it says of an outer round that is open, or over, changes nothing; nor does
+    what it says of one after the last.
     """
     member = ranks_of(state, event.site, event.attempt)
     going_on(state, to="arrive at an outer round")
-    next_one = state.outer is None and event.number == state.outer_rounds + 1
+    goes_on = state.outer is None and state.outer_step < state.spec.steps
+    next_one = goes_on and event.number == state.outer_rounds + 1
     if state.has_rounds or not next_one or (member.arrived is not None and member.arrived.number == event.number):
         return Transition(state)
     arrival = Arrival(number=event.number, tokens=event.tokens)

@@ -172,7 +172,7 @@ class Site:
             self.spec.part_bytes,
             indices=self.spec.optimizer.indices,
             every=outer.every if outer else None,
-            resets=outer is not None and outer.state == "reset",
+            resets=self.spec.forgets,
         )
         place = self._session, self._local, self._client
         self._outer = OuterRounds(self.spec, *place, self._replica)

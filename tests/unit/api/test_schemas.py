@@ -67,6 +67,17 @@ def test_specs_of_regions_without_rounds_that_make_no_sense(spec, words):
         RunSpec(name="r", task="t", steps=2, **spec)
 
 
+@pytest.mark.parametrize(
+    ("kind", "state", "forgets"),
+    [("demo", None, True), ("adamw", None, False), ("demo", "keep", False), ("sgd", "reset", True)],
+)
+def test_momentum_of_demo_is_forgotten_at_outer_steps_unless_told_otherwise(kind, state, forgets):
+    outer = {"every": 1, "state": state}
+    spec = RunSpec(name="r", task="t", steps=2, exchange="none", optimizer={"kind": kind}, outer=outer)
+    assert spec.forgets is forgets
+    assert not RunSpec(name="r", task="t", steps=2).forgets
+
+
 @pytest.mark.parametrize("kind", ["demo", "adamw", "muon", "sgd", "custom"])
 def test_a_spec_is_read_again_as_it_was_written(kind):
     outer = {"every": 1, "optimizer": "average"}

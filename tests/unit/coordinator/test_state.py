@@ -362,6 +362,15 @@ def test_sites_without_rounds_meet_at_outer_rounds_only():
         assert [header["kind"] for header in driver.logs[region]] == ["start", *["anchor"] * 6]
 
 
+def test_nobody_arrives_behind_the_last_outer_round():
+    driver = Driver(ALONE, steps=3, every=2, exchange="none").begin().until_done()
+    before = driver.state
+    for site in ALONE:
+        driver.send(driver.arrival(site))
+    assert driver.state == before
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
 def test_lost_ranks_have_not_arrived_and_nobody_waits_for_them():
     driver = Driver(ALONE, steps=4, every=2, exchange="none").begin()
     driver.send(driver.arrival("a"))
