@@ -510,6 +510,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_run_waits(agents: Agents, 
 # --- the simulation ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_simulations_side_by_side_and_one_that_is_interrupted(tmp_path: Path) -> None:
     """Three on one machine at the same time: two go to their end, the third gets Ctrl-C in the middle."""
     isthmus = Path(sys.executable).with_name("isthmus")

@@ -190,6 +190,7 @@ def test_pause_resume_and_members(isthmus, coordinator):
     assert isthmus("run", "stop", run.id).returncode == 0
 
 
+@pytest.mark.slow
 def test_an_unreachable_coordinator_is_named(tmp_path):
     environment = {**os.environ, "ISTHMUS_COORDINATOR": "http://127.0.0.1:1", "ISTHMUS_TOKEN": "x" * 40}
     done = subprocess.run(

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import LiveCoordinator, wait_until
 from tests.integration.test_agents import Agents
 
 RANKS = ("mole-0", "newt-0", "newt-1")
 
 
+@pytest.mark.slow
 def test_a_stopped_agent_comes_back_with_its_momentum(coordinator: LiveCoordinator, tmp_path: Path) -> None:
     """Site newt has two ranks, each with its part of the momentum; mole goes on meanwhile."""
     agents = Agents(coordinator, tmp_path)

@@ -10,7 +10,7 @@ from tests.conftest import LiveCoordinator
 from tests.integration.test_agents import Agents, digests
 from tests.processes import processes_of
 
-SITES = ["elk", "fox"]
+SITES = ["yak", "yew"]
 STEPS = 6
 
 

@@ -61,9 +61,8 @@ def end_together(agents: Agents, run: Run, folder: Path, *sites: str) -> None:
         assert seen == list(range(seen[0], seen[0] + len(seen)))
 
 
-@pytest.mark.parametrize(
-    ("site", "outer"), [pytest.param("boa", None, marks=pytest.mark.slow), ("doe", {"every": 4, "fragments": 2})]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("site", "outer"), [("boa", None), ("doe", {"every": 4, "fragments": 2})])
 def test_killed_ranks_are_started_again_and_catch_up(agents: Agents, tmp_path: Path, site: str, outer: Any) -> None:
     run = endless(agents, ["auk", site], tmp_path, outer=outer)
     *_, rank = (process for process in agents.ranks(site) if process.cmdline()[1] == str(SCRIPTS / "linear.py"))
@@ -83,15 +82,9 @@ def test_a_killed_agent_that_is_started_again_brings_its_site_back(agents: Agent
     end_together(agents, run, tmp_path, "auk", "gar")
 
 
-@pytest.mark.parametrize(
-    ("base_update", "outer"),
-    [
-        pytest.param("signum", None, marks=pytest.mark.slow),
-        pytest.param("adam", None, marks=pytest.mark.slow),
-        pytest.param("signum", {"every": 3, "fragments": 2}, marks=pytest.mark.slow),
-        ("adam", {"every": 3, "fragments": 2}),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("outer", [None, {"every": 3, "fragments": 2}])
+@pytest.mark.parametrize("base_update", ["signum", "adam"])
 def test_a_site_that_joins_late_reaches_the_head(
     agents: Agents, tmp_path: Path, base_update: str, outer: dict[str, int] | None
 ) -> None:
@@ -102,11 +95,12 @@ def test_a_site_that_joins_late_reaches_the_head(
     end_together(agents, run, tmp_path, "auk", "doe")
 
 
+@pytest.mark.slow
 def test_the_evaluation_goes_on_at_another_site_when_the_one_that_ran_it_goes_away(
     agents: Agents, tmp_path: Path
 ) -> None:
-    agents.start("ant", "west")
-    run = endless(agents, ["ant", "boa", "doe"], tmp_path, params={"evaluate_every": 2})
+    agents.start("ape", "west")
+    run = endless(agents, ["ape", "boa", "doe"], tmp_path, params={"evaluate_every": 2})
 
     def evaluated() -> dict[str, set[int]]:
         steps: dict[str, set[int]] = {}
@@ -115,10 +109,10 @@ def test_the_evaluation_goes_on_at_another_site_when_the_one_that_ran_it_goes_aw
                 steps.setdefault(point.site, set()).add(point.step)
         return steps
 
-    wait_until(lambda: len(evaluated().get("ant", ())) > 2, "evaluations at ant")
-    assert evaluated().keys() == {"ant"}
-    assert 0 in evaluated()["ant"]
-    agents.services.pop("ant").interrupt()
+    wait_until(lambda: len(evaluated().get("ape", ())) > 2, "evaluations at ape")
+    assert evaluated().keys() == {"ape"}
+    assert 0 in evaluated()["ape"]
+    agents.services.pop("ape").interrupt()
     wait_until(lambda: len(evaluated().get("boa", ())) > 2, "evaluations at boa")
     before = max(evaluated()["boa"])
     agents.client.exclude_site(run.id, "boa")

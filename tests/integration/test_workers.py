@@ -97,14 +97,18 @@ def announce(site, number, copy):
 
 
 def logs_of(run, lives):
-    """Of all regions, the same at every process; without what depends on the run's id, which is new every time."""
+    """Of all regions, the same at every process; without what depends on the run's id, which is new every time.
+
+    Processes may compute the anchors of an outer round in any order.
+    """
     logs = []
     for region in sorted(set(REGIONS)):
         first, *others = (read_headers(live.client(), run.id, region) for live in lives)
         assert all(other == first for other in others)
         assert_chained(first)
+        first.sort(key=lambda header: (header["step"], header["kind"] == "anchor", header.get("fragment", 0)))
         for header in first:
-            del header["previous"]
+            del header["seq"], header["previous"]
             for contributor in header.get("contributors", ()):
                 del contributor["digest"]
         logs.append(first)

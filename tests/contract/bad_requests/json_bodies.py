@@ -80,7 +80,7 @@ _SPECS = [
     ),
     _spec("a learning rate of 0", "body.optimizer.lr: Input should be greater than 0", optimizer={"lr": 0}),
     _spec("a longer warm-up than the run", "optimizer.warmup = 4 is more than steps = 3", optimizer={"warmup": 4}),
-    _spec("a setting of another optimizer", "body.optimizer.momentum: Extra inputs", optimizer={"momentum": 0.9}),
+    _spec("a setting of another optimizer", "kind = demo has no setting momentum", optimizer={"momentum": 0.9}),
 ]
 
 _OTHERS = [
