@@ -7,10 +7,9 @@ import pytest
 from safetensors.torch import load_file
 
 from api.export import export_model
-from api.schemas import Manifest, Snapshot
+from api.schemas import Condition, Manifest, Snapshot
 from tests.conftest import LiveCoordinator, wait_until
 from tests.integration.test_agents import Agents
-from tests.integration.test_kept_momentum import listed
 
 OPTIONS = ("--lease-s", "5", "--tick-s", "0.2", "--log-recent", "3", "--log-keep", "1")
 HERDS = (("ibex", "kudu", "oryx"), ("ibex", "oryx"), ("ibex", "kudu", "oryx", "zebu"))
@@ -38,14 +37,18 @@ def seen(folder: Path, site: str) -> list[str]:
 
 
 def grazes(agents: Agents, run: str, herd: tuple[str, ...]) -> None:
-    """Until every site of the herd, of which zebu is new, has contributed to a step from now on."""
+    """Until rounds go on that wait for every site of the herd, of which zebu is new."""
     if "zebu" in herd:
         wait_until(lambda: any(site.name == "zebu" for site in agents.client.sites()), "zebu")
         agents.client.add_site(run, "zebu")
-    head = agents.client.run(run).regions[0].head
-    entry = head.seq if head else 0
-    for site in herd:
-        wait_until(lambda: listed(agents, run, entry, site), f"a step with {site}")  # noqa: B023  # called at once
+
+    def together() -> int:
+        now = agents.client.run(run)
+        active = {member.site for member in now.members if member.condition is Condition.ACTIVE}
+        return now.step if active >= set(herd) else 0
+
+    first = wait_until(together, f"all of {herd}")
+    wait_until(lambda: together() > first + 2, f"steps with all of {herd}")
 
 
 @pytest.mark.slow
