@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from api.access_cli import audit, token_app
@@ -228,7 +229,7 @@ def list_runs(as_json: AsJson = False) -> None:
         return
     table = Table("run", "status", "step", "reason")
     for run in runs:
-        table.add_row(run.id, str(run.status), f"{run.step}/{run.spec.steps}", run.reason.partition("\n")[0])
+        table.add_row(run.id, str(run.status), f"{run.step}/{run.spec.steps}", escape(run.reason.partition("\n")[0]))
     out.print(table)
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from api.client import CoordinatorClient
 from api.connection import Connection
 from api.errors import IsthmusError
-from api.schemas import BeginSpec, Snapshot
+from api.schemas import BeginSpec, RunStatus, Snapshot
 
 __all__ = ["begin_with", "list_snapshots", "snapshot"]
 
@@ -31,6 +31,9 @@ def snapshot(run: str, as_json: AsJson = False) -> None:
         number = client.request_snapshot(run).wanted
         if number is None:
             raise IsthmusError(f"run {run} makes no snapshot")
+        if client.run(run).status is RunStatus.PAUSED:
+            said = f"run {run} is paused: the snapshot is made once it goes on, `isthmus run resume {run}`"
+            err.print(said, soft_wrap=True, markup=False)
         with err.status(f"waiting for snapshot {number} of {run}"):
             made = _waited_for(client, run, number)
     if as_json:

@@ -41,7 +41,11 @@ def _require_sense(change: Change, spec: RunSpec) -> None:
     if not change.settings():
         raise InvalidError("nothing_to_change", "a change names at least one of lr, k and every")
     if spec.exchange == "none":
-        raise InvalidError("no_rounds", "sites of regions without rounds cannot be told of a change on their way")
+        raise InvalidError(
+            "no_rounds",
+            "the run has `exchange: none`: its sites train by themselves and cannot be told of a change; start another "
+            "run where this one is: `isthmus run snapshot`, then `isthmus run start SPEC --from RUN/N`",
+        )
     if change.from_step > spec.steps:
         raise InvalidError("no_such_step", f"from_step = {change.from_step}: the run has {spec.steps} steps")
     if change.every is not None and spec.outer is None:

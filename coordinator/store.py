@@ -365,7 +365,7 @@ class Store:
         """Unless somebody has changed it."""
         state = run.state
         series = await self._redis.smembers(f"metrics:{state.id}")
-        keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}", *series]
+        keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}", *(key.decode() for key in series)]
         keys += _tokens(state)
         blobs = blobs_of(state)
         for region in state.regions:

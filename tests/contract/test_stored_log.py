@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from api.errors import GoneError
-from api.schemas import OuterSpec, Resume
+from api.schemas import MetricPoint, OuterSpec, Resume
 from coordinator.redis_server import EmbeddedRedis
 from tests.conftest import start_coordinator, wait_until
 from tests.contract.by_hand import RunByHand, problem
@@ -76,8 +76,10 @@ def test_a_run_that_is_deleted_takes_its_blobs_along(trimming, server):
     run = RunByHand(trimming, ("west",), steps=20)
     for step in range(1, 8):
         run.round(step, "west")
+    run.sites[0].ranks.add_metrics(run.id, run.sites[0].name, [MetricPoint(step=1, values={"loss": 1.0})])
     with redis.Redis.from_url(server.url) as client:
         wait_until(lambda: client.exists(f"segments:{run.id}:west"), "a segment")
+        assert any(b"metrics" in key and run.id.encode() in key for key in client.keys("*"))
         run.admin.stop_run(run.id)
         site = run.sites[0]
         site.beat(site.failed())
