@@ -19,6 +19,12 @@ def change_requested(event: ChangeRequested, state: RunState, now: datetime) -> 
     """Noted, once, for a step that is not open yet in any region."""
     change = event.change
     going_on(state, to="change its settings")
+    if not state.has_rounds:
+        raise ConflictError(
+            "no_rounds",
+            f"run {state.id} has exchange = none: its sites train by themselves and cannot be told of a change; begin "
+            "another run where this one is: `isthmus run snapshot`, then `isthmus run start SPEC --from RUN/N`",
+        )
     _require_sense(change, state.spec)
     before = in_force_at(state, change.from_step).model_dump()
     if change.settings().items() <= before.items():
@@ -40,12 +46,6 @@ def change_requested(event: ChangeRequested, state: RunState, now: datetime) -> 
 def _require_sense(change: Change, spec: RunSpec) -> None:
     if not change.settings():
         raise InvalidError("nothing_to_change", "a change names at least one of lr, k and every")
-    if spec.exchange == "none":
-        raise InvalidError(
-            "no_rounds",
-            "the run has `exchange: none`: its sites train by themselves and cannot be told of a change; start another "
-            "run where this one is: `isthmus run snapshot`, then `isthmus run start SPEC --from RUN/N`",
-        )
     if change.from_step > spec.steps:
         raise InvalidError("no_such_step", f"from_step = {change.from_step}: the run has {spec.steps} steps")
     if change.every is not None and spec.outer is None:

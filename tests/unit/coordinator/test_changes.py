@@ -49,6 +49,12 @@ def test_a_change_comes_into_the_log_right_before_its_step_is_opened():
     assert [header["k"] for header in steps] == [32, 32, 8, 8]
 
 
+def test_sites_without_rounds_are_told_of_no_change():
+    driver = Driver({"a": "west"}, steps=4, every=2, exchange="none").begin()
+    assert "exchange = none" in refused(driver, "no_rounds", 3, lr=0.5).detail
+    assert driver.state.changes == ()
+
+
 def test_what_cannot_be_changed_is_refused():
     driver = Driver(TWO, steps=4)
     refused(driver, "wrong_status", 3, k=8)
