@@ -5,8 +5,11 @@ Times are RFC 3339 UTC, durations in seconds, sizes in bytes. Tensors travel apa
 
 import math
 import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -69,6 +72,18 @@ class Message(BaseModel):
 # --- run specification ------------------------------------------------------------------------------------------------
 
 
+class Specification(Message):
+    """What people write: a field that is nearly one of ours is answered with ours."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _are_fields(cls, given: Any) -> Any:
+        for name in sorted(map(str, given.keys() - cls.model_fields.keys()))[:100] if isinstance(given, dict) else ():
+            if close := get_close_matches(name[:80], cls.model_fields, n=1, cutoff=0.75):
+                raise ValueError(f"there is no {name!r}: did you mean {close[0]!r}?")
+        return given
+
+
 Kind = Literal["demo", "adamw", "muon", "sgd", "custom"]
 Exchange = Literal["demo", "none"]
 
@@ -100,7 +115,7 @@ def _refuse_foreign(given: Any, what: str, owned: dict[str, frozenset[str]], def
         raise ValueError(f"{what} = {chosen} has no setting {', '.join(wrong)}: leave it out")
 
 
-class OptimizerSpec(Message):
+class OptimizerSpec(Specification):
     """What moves the parameters at every inner step; `algorithms.Settings` says more of each setting of DeMo.
 
     Settings that a kind does not have are refused, and are not written either.
@@ -174,7 +189,7 @@ class OptimizerSpec(Message):
         return cast(SettingsDict, {name: getattr(self, name) for name in _SETTINGS})
 
 
-class OuterSpec(Message):
+class OuterSpec(Specification):
     """A DiLoCo outer step over full parameters, every H steps and after the last one."""
 
     every: int = Field(ge=1, description="H, in inner steps")
@@ -201,7 +216,7 @@ class OuterSpec(Message):
         return {name: value for name, value in handler(self).items() if name not in _foreign(_OUTER, self.optimizer)}
 
 
-class RoundsSpec(Message):
+class RoundsSpec(Specification):
     """When a round closes without a site, and what becomes of sites that do not answer."""
 
     min_sites: int = Field(default=1, ge=1, le=4096, description="live sites that a region needs to go on")
@@ -220,7 +235,7 @@ class RoundsSpec(Message):
     )
 
 
-class GuardsSpec(Message):
+class GuardsSpec(Specification):
     """What pauses a run for a person to look at it (rule A21). Metrics named `loss` are looked at."""
 
     nonfinite: bool = Field(default=True, description="a site's loss is NaN or infinite")
@@ -229,7 +244,7 @@ class GuardsSpec(Message):
     )
 
 
-class SnapshotsSpec(Message):
+class SnapshotsSpec(Specification):
     """Snapshots: all that the sites share, at one place of every log. With outer steps, right behind an outer round."""
 
     every: int | None = Field(
@@ -238,7 +253,7 @@ class SnapshotsSpec(Message):
     keep: int = Field(default=3, ge=1, le=1000, description="the newest are kept")
 
 
-class BeginSpec(Message):
+class BeginSpec(Specification):
     """What a run begins with, if not with the model as the lowest-named site makes it (rule A3)."""
 
     run: RunId | None = Field(default=None, description="of whose snapshots one is taken")
@@ -267,7 +282,7 @@ def _plain_json(value: Any, depth: int = 0) -> Any:
     return value
 
 
-class RunSpec(Message):
+class RunSpec(Specification):
     """What to train, where and how."""
 
     name: Name = Field(description="for people; need not be unique")
@@ -328,10 +343,14 @@ class RunSpec(Message):
     def _require_fitting_sites(self) -> None:
         if self.sites and self.regions:
             raise ValueError("give `regions`, which names the sites, or `sites`, not both")
-        names = self.named_sites or []
-        if len(set(names)) < len(names):
+        if twice := sorted(name for name, count in Counter(self.named_sites).items() if count > 1):
             what = "regions" if self.regions else "sites"
-            raise ValueError(f"{what} names a site twice: {', '.join(sorted(names))}")
+            raise ValueError(f"{what} names {', '.join(twice)} more than once")
+        least = self.rounds.min_sites
+        if self.sites and len(self.sites) < least:
+            raise ValueError(f"rounds.min_sites = {least}, and `sites` names {len(self.sites)}: lower it, or add sites")
+        if self.regions and (faults := faults_of_regions(self.regions, self)):
+            raise ValueError("; ".join(faults))
 
     def _require_fitting_exchange(self) -> None:
         if self.exchange == "demo":
@@ -360,6 +379,25 @@ class RunSpec(Message):
     def named_sites(self) -> list[str] | None:
         """Whom the spec asks for; None: all that are online."""
         return [site for sites in self.regions.values() for site in sites] if self.regions else self.sites
+
+
+def faults_of_regions(regions: Mapping[str, Sequence[str]], spec: RunSpec) -> list[str]:
+    """Why a run cannot have these sites by region."""
+    faults = []
+    if len(regions) > 1 and spec.outer is None:
+        faults.append(
+            f"the sites are in regions {', '.join(sorted(regions))}, which would never meet: add `outer` to the spec, "
+            "or name sites of one region"
+        )
+    for region, sites in sorted(regions.items()):
+        if len(sites) < spec.rounds.min_sites:
+            faults.append(f"region {region} has {len(sites)} sites, rounds.min_sites asks for {spec.rounds.min_sites}")
+        if len(sites) > 1 and spec.exchange == "none":
+            faults.append(
+                f"region {region} has sites {', '.join(sorted(sites))}, and with exchange = none a region is one site: "
+                "give each a region of its own by `regions` in the spec, or let them exchange (exchange = demo)"
+            )
+    return faults
 
 
 class Change(Message):

@@ -189,7 +189,7 @@ class Sites:
             others = f"; online are {', '.join(site.name for site in online)}" if online else ""
             faults.append(f"no site that allows task {spec.task!r} is online{others}: start one with `isthmus agent`")
         places = {name: _region(name, there[name].region, spec) for name in names if name in there}
-        faults += _faults_of_regions(places, spec)
+        faults += schemas.faults_of_regions(_by_region(places), spec)
         if faults:
             raise ConflictError("sites_not_ready", "the run cannot start: " + "; ".join(faults), errors=faults)
         return places
@@ -212,26 +212,12 @@ def _region(name: str, registered: str, spec: schemas.RunSpec) -> str:
     return next((region for region, sites in (spec.regions or {}).items() if name in sites), registered)
 
 
-def _faults_of_regions(places: Mapping[str, str], spec: schemas.RunSpec) -> list[str]:
+def _by_region(places: Mapping[str, str]) -> dict[str, list[str]]:
     """`places`: region by site."""
     sites: dict[str, list[str]] = {}
     for name, region in sorted(places.items()):
         sites.setdefault(region, []).append(name)
-    faults = []
-    if len(sites) > 1 and spec.outer is None:
-        faults.append(
-            f"the sites are in regions {', '.join(sorted(sites))}, which would never meet: add `outer` to the spec, or "
-            "name sites of one region"
-        )
-    for region, there in sorted(sites.items()):
-        if len(there) < spec.rounds.min_sites:
-            faults.append(f"region {region} has {len(there)} sites, rounds.min_sites asks for {spec.rounds.min_sites}")
-        if len(there) > 1 and spec.exchange == "none":
-            faults.append(
-                f"region {region} has sites {', '.join(there)}, and with exchange = none a region is one site: give "
-                "each a region of its own by `regions` in the spec, or let them exchange (exchange = demo)"
-            )
-    return faults
+    return sites
 
 
 def _fault(name: str, site: schemas.Site | None, spec: schemas.RunSpec) -> str:

@@ -97,7 +97,7 @@ def test_errors_name_the_thing_and_the_remedy(isthmus, words, variables, message
         ({"outer": {"every": 20}}, "outer.every = 20 is more than steps = 10"),
         ({"steps": 0}, "steps: Input should be greater than or equal to 1"),
         ({"optimizer": {"k": 5000}}, "k must be 1 to 4096 for chunks of 64 x 64, got 5000"),
-        ({"stepps": 5}, "stepps: Extra inputs are not permitted"),
+        ({"stepps": 5}, "there is no 'stepps': did you mean 'steps'?"),
         ({"name": "Big Name"}, "'Big Name' is no name: use lower-case letters"),
     ],
 )
@@ -115,6 +115,7 @@ def test_a_spec_to_simulate_is_not_varied_by_options(isthmus, tmp_path):
     assert f"isthmus: --spec says it all: leave out --steps, --outer-every, or change {spec}" in done.stderr
     done = isthmus("simulate", "--spec", write_spec(tmp_path, task="mine"))
     assert "trains the task tiny_lm; this spec names the task mine" in done.stderr
+    assert "Invalid value for '--steps'" in isthmus("simulate", "--steps", "-5").stderr
 
 
 def test_a_new_run_that_cannot_start_leaves_nothing_behind(isthmus, tmp_path):
