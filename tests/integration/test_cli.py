@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.schemas import OuterSpec, SnapshotsSpec
+from api.schemas import OuterSpec, RoundsSpec, SnapshotsSpec
 from tests.conftest import wait_until
 from tests.contract.by_hand import RunByHand
 
@@ -150,6 +150,11 @@ def test_snapshots_are_made_listed_and_exported(isthmus, coordinator, tmp_path):
     assert f"{run.id}/1" in isthmus("run", "snapshots", run.id).stdout
     assert isthmus("run", "export", run.id, "--snapshot", "1", "--out", "model.safetensors").returncode == 0
     assert "its snapshots: 1" in isthmus("run", "export", run.id, "--snapshot", "7", "--out", "x").stderr
+    nowhere = isthmus("run", "export", run.id, "--snapshot", "1", "--out", "no/where/model.safetensors")
+    assert (nowhere.returncode, nowhere.stderr.strip()) == (
+        1,
+        "isthmus: cannot write no/where/model.safetensors: there is no folder no/where; make it first",
+    )
     started = isthmus("run", "start", write_spec(tmp_path, sites=["nowhere"]), "--from", "model.safetensors")
     assert "site nowhere is not registered" in started.stderr
     run.admin.stop_run(run.id)
@@ -189,6 +194,15 @@ def test_pause_resume_and_members(isthmus, coordinator):
         f"isthmus: site {second.name} cannot be added: site {second.name} is left",
     )
     assert isthmus("run", "stop", run.id).returncode == 0
+
+
+def test_a_reason_that_looks_like_markup_is_shown_as_it_is(isthmus, coordinator):
+    run = RunByHand(coordinator, ("west",), rounds=RoundsSpec(restarts=0))
+    (site,) = run.sites
+    site.beat(site.failed(detail="ValueError: [/red] is no [bold]colour[/]"))
+    wait_until(lambda: run.admin.run(run.id).status == "failed", "the end")
+    for command in (("list",), ("show", run.id)):
+        assert "ValueError: [/red] is no [bold]colour[/]" in isthmus("run", *command, COLUMNS="400").stdout
 
 
 @pytest.mark.slow
