@@ -564,6 +564,7 @@ class Run(Message):
     paused_because: str = Field(default="", description="what has paused the run, if nobody asked for it")
     since: datetime
     created_at: datetime
+    started_at: datetime | None = Field(default=None, description="when it was asked to start; null: not yet")
     step: Step
     outer_rounds: int
     members: list[MemberView]

@@ -264,6 +264,7 @@ class RunState(Record):
     id: str
     spec: RunSpec
     created_at: datetime
+    started_at: datetime | None = None
     since: datetime
     status: RunStatus = RunStatus.PENDING
     ended_because: str = ""

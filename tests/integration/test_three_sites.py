@@ -77,6 +77,9 @@ def test_report_adds_up(finished_run):
     report = build_report(finished_run.client(), finished_run.run)
     assert report["digests_equal"]
     assert report["steps"] == 12
+    run = finished_run.run
+    assert run.created_at < run.started_at < run.since  # it waits for its sites in between
+    assert report["wall_s"] == round((run.since - run.started_at).total_seconds(), 3)
     assert report["outer_rounds"] == 3
     assert report["heldout_loss_end"] < report["heldout_loss_start"]
     assert report["bigram_loss"] < report["unigram_loss"]
