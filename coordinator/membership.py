@@ -172,9 +172,14 @@ def _failure(event: ProcessesGone, state: RunState) -> str:
 
 
 def site_lost(event: SiteLost, state: RunState, now: datetime) -> Transition:
-    """Nobody waits for the site until it is heard again; what its ranks have, they keep."""
+    """Nobody waits for the site until it is heard again; what its ranks have, they keep.
+
+    One of which nothing is wanted any more is not missed.
+    """
     member = state.members.get(event.site)
     if member is None or member.away or state.status.terminal:
+        return Transition(state)
+    if member.final is not None and (state.spec.outer is not None or state.final_stored):
         return Transition(state)
     return Transition(with_member(state, event.site, away=event.because))
 
