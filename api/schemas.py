@@ -228,7 +228,13 @@ class RoundsSpec(Specification):
     )
     late_rounds: int = Field(default=3, ge=1, le=10**6, description="rounds missed in a row that bench a site")
     bench_s: float = Field(default=60.0, gt=0, le=86_400, description="for how long nobody waits for a benched site")
-    restarts: int = Field(default=3, ge=0, le=10**6, description="failures of a site's ranks before it is excluded")
+    restarts: int = Field(
+        default=3,
+        ge=0,
+        le=10**6,
+        description="failures of a site's ranks before it is excluded; before its first step, the same error twice is "
+        "enough",
+    )
     overlap: bool = Field(
         default=False,
         description="a round goes on while the next gradients are computed: each update is applied one step late",

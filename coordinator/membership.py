@@ -2,6 +2,7 @@
 and removed. Pure.
 """
 
+import re
 from datetime import datetime
 
 from api.errors import ConflictError, NotFoundError
@@ -43,6 +44,7 @@ __all__ = [
 NEAR = 4
 """Entries by which a site may be behind when it becomes active."""
 
+_RANK = re.compile(r"^rank \d+: |\[rank\d+\]: ")
 _ALIVE = (RunStatus.STARTING, RunStatus.RUNNING, RunStatus.PAUSED)
 
 
@@ -152,7 +154,22 @@ def processes_gone(event: ProcessesGone, state: RunState, now: datetime) -> Tran
     state = with_member(state, event.site, failures=failures, failure=failure)
     if failures > state.spec.rounds.restarts:
         return Transition(_excluded(state, event.site, failure))
+    if failures > 1 and _no_accident(event, state) and _error(failure) == _error(member.failure):
+        return Transition(_excluded(state, event.site, f"the same twice before its first step, {failure}"))
     return Transition(rejoining(state, event.site, attempt=member.attempt + 1))
+
+
+def _no_accident(event: ProcessesGone, state: RunState) -> bool:
+    """Whether ranks that end like this before they have come to anything will do so again: they were not killed, and
+    say what is wrong, or end by themselves.
+    """
+    new = state.members[event.site].listed == 0 and (state.has_rounds or state.outer_rounds == 0)
+    return new and (event.exit_code == 0 or (0 < (event.exit_code or 0) < 128 and bool(event.detail.strip())))
+
+
+def _error(failure: str) -> str:
+    """What went wrong, at whatever rank."""
+    return _RANK.sub("", failure.partition("\n")[0])
 
 
 def _failure(event: ProcessesGone, state: RunState) -> str:

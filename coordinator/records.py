@@ -102,7 +102,8 @@ class Member(Record):
         caught_up: they hold the head of the region's log, or have since they did.
         gone: they have ended after all that was asked of them; or, in a run that stops, ended at all.
         final: the digest that they ended with.
-        failures: of ranks, since the last contribution that was accepted; `failure` is the last one.
+        failures: of ranks, since they last came to something: a contribution that was accepted, or, without rounds, an
+            outer round; `failure` is the last one.
         delays: seconds from the first answer of a round to its own, the last few, late ones among them.
         missed: rounds in a row that closed without its answer.
         late: the first of those that its ranks may still be busy with.
