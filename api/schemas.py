@@ -265,12 +265,21 @@ class BeginSpec(Specification):
     run: RunId | None = Field(default=None, description="of whose snapshots one is taken")
     snapshot: int | None = Field(default=None, ge=1, description="its number")
     file: Digest | None = Field(default=None, description="a stored blob: a safetensors file with the model's tensors")
+    called: str | None = Field(
+        default=None, max_length=1000, description="the file, by those who have it; for messages"
+    )
 
     @model_validator(mode="after")
     def _is_one_place(self) -> Self:
         if (self.run is None) != (self.snapshot is None) or (self.run is None) == (self.file is None):
             raise ValueError("begin takes run and snapshot, or file")
         return self
+
+    @property
+    def described(self) -> str:
+        if self.file is None:
+            return f"snapshot {self.snapshot} of run {self.run}"
+        return f"file {self.called}" if self.called else f"the file in blob {self.file}"
 
 
 def _plain_json(value: Any, depth: int = 0) -> Any:

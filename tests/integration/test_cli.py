@@ -131,7 +131,7 @@ def test_a_new_run_that_cannot_start_leaves_nothing_behind(isthmus, tmp_path):
     [
         ("gone.safetensors", "--from gone.safetensors: there is no such file, and it is no snapshot, which is RUN/NUM"),
         ("nope/1", "there is no run 'nope'"),
-        ("run.json", "not a safetensors file"),
+        ("run.json", "--from run.json: not a safetensors file"),
     ],
 )
 def test_what_a_new_run_cannot_begin_with(isthmus, tmp_path, begin, message):
