@@ -84,7 +84,9 @@ class SiteLost:
 
 @dataclass(frozen=True)
 class SiteBack:
-    """The site's agent was heard again. `ranks`: it still has those of this attempt, or says how they ended."""
+    """The site's agent was heard again, or was started again within its lease. `ranks`: it still has those of this
+    attempt, or says how they ended.
+    """
 
     site: str
     ranks: bool = True

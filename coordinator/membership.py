@@ -204,7 +204,7 @@ def site_lost(event: SiteLost, state: RunState, now: datetime) -> Transition:
 def site_back(event: SiteBack, state: RunState, now: datetime) -> Transition:
     """Waited for again if it has kept its ranks; or else others are about to take a seat, and to catch up."""
     member = state.members.get(event.site)
-    if member is None or not member.away or state.status.terminal:
+    if member is None or (not member.away and event.ranks) or state.status.terminal:
         return Transition(state)
     state = with_member(state, event.site, away="")
     if event.ranks or member.gone or member.final is not None:

@@ -30,7 +30,10 @@ class Sites:
     # --- registration -------------------------------------------------------------------------------------------------
 
     async def register(self, name: str, registration: schemas.SiteRegistration) -> schemas.Registered:
-        """Takes a site in; again with the same secret, it only updates what the site says of itself (C9)."""
+        """Takes a site in; again with the same secret, it only updates what the site says of itself (C9).
+
+        An agent registers when it starts: it has no ranks then, whatever it had before.
+        """
         if registration.protocol_version not in schemas.SUPPORTED_PROTOCOLS:
             raise UpgradeRequiredError(
                 "protocol_version",
@@ -57,6 +60,8 @@ class Sites:
         await self._store.tokens.claim(secret_hash, {"scope": "site", "site": name})
         await self._store.save_site(record)
         until = await self._renew(name, now)
+        for state in await self._active(name):
+            await self._engine.apply(state.id, SiteBack(name, ranks=False))
         return schemas.Registered(
             site=_view(record, until, now), lease_s=self._settings.lease_s, heartbeat_s=self._settings.heartbeat_s
         )
