@@ -248,10 +248,17 @@ def show_run(run: str, as_json: AsJson = False) -> None:
 
 
 def _print_members(run: Run) -> None:
-    table = Table("site", "region", "condition", "since", "attempt", "reason")
+    table = Table("site", "region", "condition", "since", "attempt", "version", "reason")
     for member in run.members:
         since, reason = f"{member.since:%Y-%m-%d %H:%M:%S} UTC", member.reason.partition("\n")[0]
-        table.add_row(member.site, member.region, str(member.condition), since, str(member.attempt), reason)
+        table.add_row(
+            member.site,
+            member.region,
+            str(member.condition),
+            since,
+            str(member.attempt),
+            *map(escape, (member.version, reason)),
+        )
     out.print(table)
 
 

@@ -57,6 +57,8 @@ RunId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,79}$")]
 """The run's name and a random end; also a folder's name at sites."""
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256, in lower-case hexadecimal."""
+TaskVersion = Annotated[str, StringConstraints(max_length=100)]
+"""What a site says of the code of a task; nothing if it does not know."""
 Secret = Annotated[str, StringConstraints(min_length=32, max_length=256)]
 _MAX_DEPTH = 32
 _DEFAULTS = Settings()
@@ -321,6 +323,9 @@ class RunSpec(Specification):
     outer: OuterSpec | None = None
     rounds: RoundsSpec = RoundsSpec()
     guards: GuardsSpec = GuardsSpec()
+    same_version: bool = Field(
+        default=False, description="only sites with the same version of the task take part; else others are an alarm"
+    )
     part_bytes: int = Field(
         default=PART_BYTES,
         ge=1024,
@@ -453,6 +458,7 @@ class SiteRegistration(Message):
     region: Name
     tasks: list[Name] = Field(min_length=1, max_length=256, description="what the site's operator allows")
     ranks: int = Field(default=1, ge=1, le=4096, description="training processes per run")
+    versions: dict[Name, TaskVersion] = Field(default_factory=dict, max_length=256, description="of tasks")
 
 
 class Site(Message):
@@ -460,6 +466,7 @@ class Site(Message):
     region: Name
     tasks: list[Name]
     ranks: int
+    versions: dict[Name, TaskVersion] = Field(default_factory=dict, description="of tasks, as they are now")
     status: SiteStatus
     registered_at: datetime
     lease_until: datetime
@@ -491,6 +498,9 @@ class ProcessReport(Message):
 
 class Heartbeat(Message):
     processes: list[ProcessReport] = Field(default_factory=list, max_length=64)
+    versions: dict[Name, TaskVersion] | None = Field(
+        default=None, max_length=256, description="of tasks; null: as they were"
+    )
 
 
 class Assignment(Message):
@@ -512,6 +522,7 @@ class Seat(Message):
 
     attempt: int = Field(ge=1)
     secret: Secret
+    version: TaskVersion = Field(default="", description="of the task that these ranks will run")
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -561,6 +572,7 @@ class MemberView(Message):
     condition: Condition
     since: datetime = Field(description="when it came into this condition")
     reason: str = Field(description="why it is not active, and what ends that")
+    version: str = Field(default="", description="of the task that its ranks run")
     digest: Digest | None = Field(default=None, description="of the parameters after the last entry")
 
 

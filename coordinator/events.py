@@ -61,6 +61,8 @@ class SeatTaken:
     site: str
     attempt: int
     seat: str
+    version: str = ""
+    """Of the task that they will run."""
 
 
 @dataclass(frozen=True)

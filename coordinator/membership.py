@@ -28,6 +28,7 @@ from coordinator.transitions import (
     with_,
     with_member,
 )
+from coordinator.versions import with_version
 
 __all__ = [
     "caught_up",
@@ -92,7 +93,8 @@ def seat_taken(event: SeatTaken, state: RunState, now: datetime) -> Transition:
     require_status(state, *_ALIVE, to="start ranks")
     if event.seat == member.seat:
         return Transition(state)
-    return Transition(rejoining(state, event.site, attempt=event.attempt, seat=event.seat))
+    state = rejoining(state, event.site, attempt=event.attempt, seat=event.seat)
+    return Transition(with_version(state, event.site, event.version))
 
 
 def layout_presented(event: LayoutPresented, state: RunState, now: datetime) -> Transition:
@@ -211,7 +213,7 @@ def site_back(event: SiteBack, state: RunState, now: datetime) -> Transition:
         return Transition(state)
     if state.outer is not None:
         state = with_(state, outer=_without(state.outer, event.site))
-    return Transition(with_member(state, event.site, caught_up=False))
+    return Transition(with_member(state, event.site, caught_up=False, version=None))
 
 
 # --- administrators ---------------------------------------------------------------------------------------------------

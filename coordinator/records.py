@@ -97,6 +97,7 @@ class Member(Record):
 
     Attributes:
         since: when it came into its present condition.
+        version: of the task that its ranks run, as its agent says; None without ranks.
         seat: hash of what its ranks are known by; None before they start.
         ready: they have presented their layout.
         caught_up: they hold the head of the region's log, or have since they did.
@@ -118,6 +119,7 @@ class Member(Record):
     since: datetime
     attempt: int = 1
     seat: str | None = None
+    version: str | None = None
     ready: bool = False
     caught_up: bool = False
     gone: bool = False

@@ -15,6 +15,7 @@ from coordinator.records import RunState
 from coordinator.settings import Settings
 from coordinator.store import SiteRecord, Store
 from coordinator.tokens import hashed
+from coordinator.versions import differing, other_version
 
 __all__ = ["Sites"]
 
@@ -56,6 +57,7 @@ class Sites:
             ranks=registration.ranks,
             secret_hash=secret_hash,
             registered_at=known.registered_at if known else now,
+            versions=registration.versions,
         )
         await self._store.tokens.claim(secret_hash, {"scope": "site", "site": name})
         await self._store.save_site(record)
@@ -118,8 +120,9 @@ class Sites:
         Waits while that is what runs already.
         """
         record = await self._record(name)
-        if record.left:
-            await self._store.save_site(record.model_copy(update={"left": False}))
+        versions = record.versions if heartbeat.versions is None else heartbeat.versions
+        if record.left or versions != record.versions:
+            await self._store.save_site(record.model_copy(update={"left": False, "versions": versions}))
         await self._renew(name, await self._store.now())
         await self._take_in(name, heartbeat)
         wanted = (process for process in heartbeat.processes if process.state is not ProcessState.STOPPING)
@@ -195,18 +198,24 @@ class Sites:
             faults.append(f"no site that allows task {spec.task!r} is online{others}: start one with `isthmus agent`")
         places = {name: _region(name, there[name].region, spec) for name in names if name in there}
         faults += schemas.faults_of_regions(_by_region(places), spec)
+        if spec.same_version and not faults:
+            versions = {name: there[name].versions.get(spec.task, "") for name in names}
+            faults += [because] if (because := differing(versions, spec.task)) else []
         if faults:
             raise ConflictError("sites_not_ready", "the run cannot start: " + "; ".join(faults), errors=faults)
         return places
 
-    async def region_of(self, name: str, spec: schemas.RunSpec) -> str:
+    async def region_of(self, name: str, state: RunState) -> str:
         """The region of a site that is to be added to a run.
 
         Raises:
-            ConflictError: it is unknown, away or unwilling.
+            ConflictError: it is unknown, away or unwilling, or has another version of the task where one is asked for.
         """
+        spec = state.spec
         site = next((site for site in await self.all() if site.name == name), None)
         fault = _fault(name, site, spec)
+        if site is not None and spec.same_version:
+            fault = fault or other_version(state, name, site.versions.get(spec.task, ""))
         if site is None or fault:
             raise ConflictError("sites_not_ready", f"site {name} cannot be added: {fault}")
         return _region(name, site.region, spec)
@@ -251,6 +260,7 @@ def _view(record: SiteRecord, until: datetime | None, now: datetime) -> schemas.
         region=record.region,
         tasks=record.tasks,
         ranks=record.ranks,
+        versions=record.versions,
         status=status,
         registered_at=record.registered_at,
         lease_until=until or record.registered_at,

@@ -56,4 +56,5 @@ def _member_view(member: Member, state: RunState) -> schemas.MemberView:
         since=member.since,
         reason=reason_of(member, state),
         digest=member.final,
+        version=member.version or "",
     )

@@ -750,3 +750,38 @@ def test_excluded_sites_may_say_nothing():
         driver.final("b"),
     ):
         driver.refused(event, "excluded")
+
+
+# --- versions of the task ---------------------------------------------------------------------------------------------
+
+
+def seat(driver, site, version):
+    return SeatTaken(site, driver.attempt(site), digest_of("seat", site, driver.attempt(site), version), version)
+
+
+def test_another_version_of_the_task_is_an_alarm_once():
+    driver = Driver({**TWO, "c": "west"})
+    driver.send(StartRequested(driver.sites))
+    for site, version in {"a": "1", "b": "2", "c": "1"}.items():
+        driver.send(seat(driver, site, version))
+    expected = ["the sites have different versions of task drill: a 1, b 2"]
+    assert list(driver.state.alarms) == expected
+    driver.send(driver.gone("b"))
+    driver.send(seat(driver, "b", "2"))
+    assert list(driver.state.alarms) == expected
+    assert [member.version for member in driver.state.members.values()] == ["1", "2", "1"]
+
+
+def test_another_version_is_refused_where_the_same_is_asked_for():
+    driver = Driver(TWO)
+    driver.state = driver.state.model_copy(update={"spec": driver.spec.model_copy(update={"same_version": True})})
+    driver.send(StartRequested(TWO))
+    driver.send(seat(driver, "a", "1"))
+    refused = driver.refused(seat(driver, "b", ""), "other_version")
+    assert "different versions of task drill: a 1, b unknown; run drill-1 asks for the same" in str(refused)
+    driver.send(SiteLost("a", LOST))
+    driver.send(seat(driver, "b", "2"))  # the task was updated everywhere, and b is the first that is back
+    driver.send(SiteBack("a", ranks=False))
+    driver.send(SiteBack("b", ranks=False))  # which was stopped once more
+    driver.send(seat(driver, "a", "3"))
+    driver.refused(seat(driver, "b", "4"), "other_version")
