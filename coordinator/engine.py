@@ -185,10 +185,10 @@ class Engine:
             if isinstance(error, StorageFullError):
                 await self.apply(run, StorageFull(f"{_described(job)} failed: {error}"))
                 return
-            log.error("job failed, to be tried again", run=run, job=str(job), error=str(error))
-            await self.apply(
-                run, WorkFailed(f"step {state.step}: {_described(job)} failed, to be tried again: {error}")
-            )
+            log.error("job failed", run=run, job=str(job), error=str(error))
+            again = f"step {state.step}: {_described(job)} failed, to be tried again: {error}"
+            final = error.code == "bad_file"
+            await self.apply(run, WorkFailed(str(error) if final else again, final))
 
     async def _worked(self, state: RunState, job: Job, layout: ParameterLayout) -> None:
         try:
@@ -205,10 +205,11 @@ class Engine:
             raise unavailable(error) from error
 
     async def _start(self, state: RunState, layout: ParameterLayout) -> Start:
-        origin = state.origin
+        origin, begin = state.origin, state.spec.begin
         assert origin is not None
+        assert begin is not None
         size = 0 if origin.file is None else await self._blobs.stored.size(origin.file)
-        drafts = await in_thread(start_drafts, origin, layout, self._blobs.stored, size)
+        drafts = await in_thread(start_drafts, origin, layout, self._blobs.stored, size, begin.described)
         try:
             parameters, *buffers = [await self._blobs.keep(draft, state.id) for draft in drafts]
         finally:
