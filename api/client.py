@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -394,16 +394,22 @@ class CoordinatorClient:
     def save_blob(self, digest: str, path: Path) -> None:
         """Writes the blob, verified against its name, to a file that is whole or not there."""
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-
-        def write() -> None:
-            with draft.open("wb") as file:
-                file.writelines(self.read_blob(digest))
-
         try:
-            self._verified(write)
+            with draft.open("wb") as file:
+                self.copy_blob(digest, file)
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
+
+    def copy_blob(self, digest: str, file: IO[bytes]) -> None:
+        """Replaces what is in a file by the blob, verified against its name."""
+
+        def write() -> None:
+            file.seek(0)
+            file.truncate()
+            file.writelines(self.read_blob(digest))
+
+        self._verified(write)
 
     @staticmethod
     def _verified(fetch: Callable[[], T]) -> T:

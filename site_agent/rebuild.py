@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from api.client import CoordinatorClient, UnreachableError
 from api.errors import GoneError, IsthmusError
 from api.payload import digest_json
 from api.schemas import Position, Resume, Run
+from site_agent.fetched import fetched
 from site_agent.replica import Replica
 
 __all__ = ["Rebuilt", "empty_parameters", "rebuild"]
@@ -66,24 +69,26 @@ def rebuild(client: CoordinatorClient, run: Run, region: str, to: int | None, pr
     Raises:
         IsthmusError: an entry that does not fit, by its number; or `to` cannot be reached.
     """
-    return _Rebuild(client, run, region).run(to, progress)
+    with TemporaryDirectory(prefix="isthmus-replay-") as folder:
+        return _Rebuild(client, run, region, Path(folder)).run(to, progress)
 
 
 class _Rebuild:
-    def __init__(self, client: CoordinatorClient, run: Run, region: str) -> None:
+    def __init__(self, client: CoordinatorClient, run: Run, region: str, folder: Path) -> None:
         self._client = client
         self._run = run
         self._region = region
         layout = ParameterLayout.from_json(client.layout(run.id))
         self._optimizer = empty_parameters(layout, run.spec.optimizer.settings())
         fragments = layout.fragments(run.spec.outer.fragments) if run.spec.outer else ()
-        fetches = client.get_blob, partial(client.entry, run.id, region)
+        self._fetch = partial(fetched, client, _alone, folder)
         self._replica = Replica(
             self._optimizer,
             None,
             fragments,
             "",
-            *fetches,
+            self._fetch,
+            partial(client.entry, run.id, region),
             run.spec.part_bytes,
             indices=run.spec.optimizer.indices,
         )
@@ -159,7 +164,8 @@ class _Rebuild:
     def _start(self, header: Header) -> None:
         self._replica.apply_start(header)
         if header["buffers"] is not None:
-            self._client.get_blob(header["buffers"])
+            with self._fetch(header["buffers"]):
+                pass
 
     def _step(self, header: Header) -> None:
         message = self._client.entry(self._run.id, self._region, header["seq"])
@@ -180,3 +186,8 @@ class _Rebuild:
             if self._replica.fragment_digest(header["fragment"]) != listed[self._region]:
                 self._differing.append(header["seq"])
         self._replica.apply_anchor(header)
+
+
+def _alone(data: bytes | None) -> bytes:
+    assert data is not None
+    return data
