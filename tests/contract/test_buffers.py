@@ -7,6 +7,7 @@ from safetensors.torch import load, load_file, save
 
 from api.export import export_model, file_digest
 from api.schemas import FinalReport, OuterSpec, RunStatus, SnapshotsSpec, StartUpload
+from tests import reference
 from tests.conftest import wait_until
 from tests.contract.by_hand import RunByHand
 
@@ -47,6 +48,8 @@ def test_floats_are_averaged_by_region_and_integers_are_the_first_sites(patient,
         (anchor,) = {log[-1]["digest"] for log in logs}
         held = load(run.admin.get_blob(anchor))
         assert torch.equal(held["norm.mean"], torch.full((2, 3), mean))
+        sent = [load(buffers_of(copy))["norm.mean"].numpy().tobytes() for copy in copies]
+        assert held["norm.mean"].numpy().tobytes() == reference.mean_of_buffers(sent, [10] * 3, "F32")
         assert held["norm.batches"].item() == batches
         wait_until(lambda number=number: run.admin.snapshots(run.id).items[-1:][0].number == number, "a snapshot")
     assert anchor == hashlib.sha256(buffers_of(1)).hexdigest()
