@@ -10,6 +10,7 @@ from api import schemas
 from api.errors import ConflictError, InvalidError, ProblemError
 from api.payload import digest_json
 from coordinator.beginnings import file_tensors, require_same_tensors
+from coordinator.buffers import require_buffers, require_small_buffers
 from coordinator.engine import Engine
 from coordinator.events import SnapshotAsked, SnapshotRequested, SnapshotTaken
 from coordinator.kept_blobs import KeptBlobs
@@ -71,13 +72,17 @@ class Snapshots:
         return await asyncio.to_thread(file_tensors, blobs, digest, await blobs.size(digest))
 
     async def require_same_model(self, layout: ParameterLayout, state: RunState) -> None:
-        """Raises ConflictError, naming tensors, if the run begins with another model's parameters."""
+        """Raises ConflictError, naming tensors, if the run begins with another model's parameters; InvalidError if a
+        file holds too much besides them.
+        """
         origin = state.origin
         assert origin is not None
         if origin.file is not None:
             file = await self._file(origin.file)
             shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
             require_same_tensors(layout, shapes, "a file", more=True)
+            buffers = (tensor for name, tensor in file.tensors.items() if name not in layout.index)
+            require_small_buffers(sum(tensor.stop - tensor.start for tensor in buffers), "the file to begin with")
             return
         assert origin.layout is not None
         other = await self._layouts.read(origin.layout)
@@ -102,8 +107,7 @@ class Snapshots:
         size, wanted = await self._blobs.require(upload.parameters, run), parameters_bytes(layout)
         if size != wanted:
             raise InvalidError("wrong_size", f"the parameters have {size} bytes; those of the layout take {wanted}")
-        if upload.buffers is not None:
-            await self._blobs.require(upload.buffers, run)
+        await require_buffers(self._blobs, upload.buffers, run, site)
         header = await self._logs.header(run, state.members[site].region, upload.position.seq)
         if (digest_json(header), header["step"]) != (upload.position.hash, upload.step):
             raise ConflictError("off_chain", f"entry {upload.position.seq} of site {site} is not in its region's log")

@@ -24,7 +24,7 @@ from api.schemas import InForce, Position, Resume
 from api.transfers import Source, source_of
 from site_agent.fetched import Fetch
 
-__all__ = ["Replica", "load_buffers", "parameters_source", "save_buffers"]
+__all__ = ["Replica", "buffer_bytes", "load_buffers", "parameters_source", "save_buffers"]
 
 Header = dict[str, Any]
 FetchPart = Callable[[int, int], bytes]
@@ -272,6 +272,10 @@ def save_buffers(model: nn.Module) -> bytes | None:
     """All persistent buffers as safetensors, in their own dtypes; None if there is none."""
     buffers = {name: buffer.detach().cpu().contiguous().clone() for name, buffer in _buffers(model).items()}
     return save(buffers) if buffers else None
+
+
+def buffer_bytes(model: nn.Module) -> int:
+    return sum(buffer.numel() * buffer.element_size() for buffer in _buffers(model).values())
 
 
 def load_buffers(model: nn.Module, data: bytes) -> None:

@@ -32,7 +32,7 @@ from site_agent.inner import Factory, InnerParameters, LocalSteps, inner_optimiz
 from site_agent.local_ranks import LocalRanks
 from site_agent.metrics import Metrics
 from site_agent.outer import OuterRounds
-from site_agent.replica import Replica, parameters_source, save_buffers
+from site_agent.replica import Replica, buffer_bytes, parameters_source, save_buffers
 from site_agent.saved_momentum import SavedMomentum, load_momentum, save_momentum
 from site_agent.settings import Session, load_session
 from site_agent.snapshots import Snapshots
@@ -210,7 +210,9 @@ class Site:
         """Presents the layout until there is an entry 0, and uploads that if this site is to (rule A3)."""
         assert self._client is not None
         run, site = self._session.run, self._session.site
-        request = JoinRequest(attempt=self._session.attempt, layout=holder.layout.to_json())
+        request = JoinRequest(
+            attempt=self._session.attempt, layout=holder.layout.to_json(), buffer_bytes=buffer_bytes(model)
+        )
         while True:
             reply = self._client.join(run, site, request)
             if reply.upload_start:

@@ -20,7 +20,7 @@ from api.errors import IsthmusError
 from api.payload import digest_json, encode_message
 from api.schemas import InForce, Position, Resume
 from site_agent.fetched import Fetched
-from site_agent.replica import Replica, load_buffers, save_buffers
+from site_agent.replica import Replica, buffer_bytes, load_buffers, save_buffers
 from tests.unit.algorithms.test_against_reference import assert_same
 
 GENESIS = "0" * 64
@@ -327,6 +327,7 @@ def test_buffers_come_with_entry_0(scene: Scene):
     assert other.model.norm.num_batches_tracked.dtype == torch.int64
     assert other.model.norm.num_batches_tracked.item() == 41
     assert save_buffers(nn.Linear(2, 2)) is None
+    assert (buffer_bytes(scene.model), buffer_bytes(nn.Linear(2, 2))) == (2 * 3 * 4 + 8, 0)
 
 
 def test_other_buffers_are_named():
