@@ -1,8 +1,8 @@
 """CoordinatorClient: the REST API as methods. Used by the command line and by site agents.
 
 The transport is injectable, so that tests and the byte counters see every request. Requests are idempotent by design,
-so that a failed connection, a 429, a 502, a 503, a 504, a 507, or a body that was changed on its way, either way, is
-tried again with the same bytes, no sooner than its Retry-After says.
+so that a failed connection, a 408, a 429, a 502, a 503, a 504, a 507, or a body that was changed on its way, either
+way, is tried again with the same bytes, no sooner than its Retry-After says.
 """
 
 import random
@@ -35,7 +35,7 @@ from api.transfers import OtherBytesError, Source, blocks, download, source_of, 
 
 __all__ = ["CoordinatorClient", "UnreachableError"]
 
-_TRY_AGAIN = frozenset({429, 502, 503, 504, 507})
+_TRY_AGAIN = frozenset({408, 429, 502, 503, 504, 507})
 _LONGEST_S = 60.0
 """Of what a Retry-After may ask for."""
 
