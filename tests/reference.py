@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import math
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -606,6 +607,46 @@ def outer_step(
     direction = new_buffer if optimizer == "sgd" else pseudo_gradient + momentum * new_buffer
     new_anchor = anchor.astype(np.float64) - lr * direction
     return new_anchor.astype(np.float32), new_buffer.astype(np.float32)
+
+
+def mean_of_buffers(copies: list[bytes], weights: list[int], dtype: str) -> bytes:
+    """One buffer of every site, element by element, in float64 in the order of `copies`, with one final rounding.
+
+    What is not finite, or has no weight, does not count; where nothing does, and of integers, it is the first copy's.
+    """
+    if dtype not in FLOATS or all(copy == copies[0] for copy in copies):
+        return copies[0]
+    size, result = FLOATS[dtype], b""
+    for place in range(0, len(copies[0]), size):
+        elements = [copy[place : place + size] for copy in copies]
+        values = [read_float(element, dtype) for element in elements]
+        counted = [(v, w) for v, w in zip(values, weights, strict=True) if math.isfinite(v) and w > 0]
+        if counted:
+            mean = sum(v * w for v, w in counted) / float(sum(w for _, w in counted))
+            result += write_float(mean, dtype)
+        else:
+            result += elements[0]
+    return result
+
+
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Bytes of an element."""
+
+
+def read_float(element: bytes, dtype: str) -> float:
+    if dtype == "BF16":
+        return bfloat16(int.from_bytes(element, "little"))
+    return struct.unpack({"F64": "<d", "F32": "<f", "F16": "<e"}[dtype], element)[0]
+
+
+def write_float(value: float, dtype: str) -> bytes:
+    """Correctly rounded, ties to even, as `struct` does it, which knows no bfloat16."""
+    if dtype != "BF16":
+        return struct.pack({"F64": "<d", "F32": "<f", "F16": "<e"}[dtype], value)
+    cut = int.from_bytes(struct.pack("<f", value), "little") >> 16
+    near = [word for word in (cut - 1, cut, cut + 1) if 0 <= word < 1 << 16 and math.isfinite(bfloat16(word))]
+    word = min(near, key=lambda word: (abs(Fraction(bfloat16(word)) - Fraction(value)), word & 1))
+    return word.to_bytes(2, "little")
 
 
 def delayed_anchor(anchor: np.ndarray, now: np.ndarray, taken: np.ndarray, mix: float) -> np.ndarray:
