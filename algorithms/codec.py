@@ -136,9 +136,8 @@ def pack_update(update: AggregateUpdate, layout: ParameterLayout) -> Arrays:
         if not is_dense(shape[0] * shape[1]):
             fields["counts"] = _to_bytes(part.counts, "<u2")
             fields |= pack_indices(part.indices, part.counts, shape[0] * shape[1], "compact")
-        bits = np.repeat(part.bits, part.counts)
-        for value_bits in VALUE_LIMITS:
-            fields[f"values{value_bits}"] = pack_bits(part.values[bits == value_bits], value_bits)
+        for width in VALUE_LIMITS:
+            fields[f"values{width}"] = pack_bits(part.values[_of_width(width, part.bits, part.counts)], width)
         _store(arrays, shape, fields)
     return arrays
 
@@ -222,12 +221,10 @@ def _read_update(reader: ArrayReader, shape: Shape, numbers: NDArray[np.int64]) 
     reader.check(shape, (exponents < low) | (exponents > high), numbers, f"exponent not in {low} to {high}")
     bits = reader.bytes(shape, "bits", numbers.size)
     reader.check(shape, ~np.isin(bits, list(VALUE_LIMITS)), numbers, "bits per value not 4, 6 or 8")
-    widths = np.repeat(bits, counts)
-    values = np.empty(widths.size, np.int8)
+    values = np.empty(counts.sum(), np.int8)
     for width, limit in VALUE_LIMITS.items():
-        mine = widths == width
-        packed = reader.unpack(shape, f"values{width}", int(np.count_nonzero(mine)), width)
-        values[mine] = signed(packed, width)
+        packed = reader.unpack(shape, f"values{width}", int(counts[bits == width].sum()), width)
+        values[_of_width(width, bits, counts)] = signed(packed, width)
         if np.any(packed == limit + 1):
             raise ValueError(f"{array_name(shape, f'values{width}')}: value below {-limit}")
     if not dense and not values.all():
@@ -252,6 +249,14 @@ def parameters_digest(arrays: Iterable[NDArray[np.float32]]) -> str:
     for array in arrays:
         digest.update(np.ascontiguousarray(array, "<f4").data)
     return digest.hexdigest()
+
+
+def _of_width(width: int, bits: NDArray[np.uint8], counts: NDArray[np.int64]) -> slice | NDArray[np.bool_]:
+    """Which values have so many bits, if each chunk (m,) has bits and a count; mostly all have the same."""
+    mine = bits == width
+    if mine.all():
+        return slice(None)
+    return np.repeat(mine, counts) if mine.any() else slice(0)
 
 
 def _counts(indices: NDArray[np.uint16]) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from api import access_routes, blob_routes, routes, snapshot_routes
+from api import access_routes, blob_routes, round_routes, routes, snapshot_routes
 from api.audit import Audit
 from api.authentication import Authentication
 from api.digest_middleware import ContentDigests
@@ -87,6 +87,7 @@ def create_app(service: Service, rates: Rates) -> FastAPI:
     app.add_middleware(Authentication, service=service, rates=rates)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(ContentDigests)
+    app.include_router(round_routes.v1, prefix="/v1")  # first: routes are tried in turn, and these are asked for most
     app.include_router(routes.public)
     app.include_router(routes.v1, prefix="/v1")
     app.include_router(blob_routes.v1, prefix="/v1")
