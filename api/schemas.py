@@ -606,6 +606,7 @@ class JoinRequest(Message):
 
     attempt: int = Field(ge=1)
     layout: dict[str, Any] = Field(description="as ParameterLayout.to_json writes it")
+    buffer_bytes: int = Field(default=0, ge=0, description="of all persistent buffers of the model")
 
 
 class Resume(Message):

@@ -10,6 +10,7 @@ from api import schemas
 from api.errors import ConflictError, InvalidError, ProblemError
 from api.payload import digest_json
 from coordinator.beginnings import file_tensors, require_same_tensors
+from coordinator.buffers import require_buffers, require_small_buffers
 from coordinator.engine import Engine
 from coordinator.events import SnapshotAsked, SnapshotRequested, SnapshotTaken, WorkFailed
 from coordinator.kept_blobs import KeptBlobs
@@ -72,14 +73,16 @@ class Snapshots:
         return await asyncio.to_thread(file_tensors, blobs, begin.file, await blobs.size(begin.file), begin.described)
 
     async def require_same_model(self, layout: ParameterLayout, state: RunState) -> None:
-        """If the run begins with another model's parameters, it ends: no site could ever join it.
+        """If the run begins with another model's parameters, or a file with too much besides them, it ends: no site
+        could ever join it.
 
         Raises:
             ConflictError: names the tensors that differ.
+            InvalidError: of what is too much.
         """
         try:
             await self._compare_models(layout, state)
-        except ConflictError as error:
+        except (ConflictError, InvalidError) as error:
             await self._engine.apply(state.id, WorkFailed(str(error), final=True))
             raise
 
@@ -91,6 +94,8 @@ class Snapshots:
             file = await self._file(begin)
             shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
             require_same_tensors(layout, shapes, begin.described, more=True)
+            buffers = (tensor for name, tensor in file.tensors.items() if name not in layout.index)
+            require_small_buffers(sum(tensor.stop - tensor.start for tensor in buffers), begin.described)
             return
         assert origin.layout is not None
         other = await self._layouts.read(origin.layout)
@@ -114,8 +119,7 @@ class Snapshots:
         size, wanted = await self._blobs.require(upload.parameters, run), parameters_bytes(layout)
         if size != wanted:
             raise InvalidError("wrong_size", f"the parameters have {size} bytes; those of the layout take {wanted}")
-        if upload.buffers is not None:
-            await self._blobs.require(upload.buffers, run)
+        await require_buffers(self._blobs, upload.buffers, run, site)
         header = await self._logs.header(run, state.members[site].region, upload.position.seq)
         if (digest_json(header), header["step"]) != (upload.position.hash, upload.step):
             raise ConflictError("off_chain", f"entry {upload.position.seq} of site {site} is not in its region's log")

@@ -290,14 +290,16 @@ class Store:
             raise NotFoundError(
                 "run_not_found", f"there is no run {run!r}; `isthmus run list` shows the runs there are"
             )
-        return self._see(Versioned(RunState.model_validate_json(state), version.decode()))
+        found = Versioned(RunState.model_validate_json(state), version.decode())
+        if self.seen(run) is seen:  # or else somebody has written or read another one meanwhile, which may be newer
+            self._see(found)
+        return found
 
-    def _see(self, found: Versioned) -> Versioned:
+    def _see(self, found: Versioned) -> None:
         self._states[found.state.id] = found
         self._states.move_to_end(found.state.id)
         while len(self._states) > _STATES_KEPT:
             self._states.popitem(last=False)
-        return found
 
     async def runs(self) -> list[str]:
         """Newest first."""
