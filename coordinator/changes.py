@@ -8,7 +8,7 @@ from api.errors import ConflictError, InvalidError, faults_of
 from api.schemas import Change, RunSpec
 from coordinator.entries import change_header
 from coordinator.events import ChangeRequested
-from coordinator.in_force import in_force_at, with_changes
+from coordinator.in_force import every_at, in_force_at, next_outer_step, with_changes
 from coordinator.records import Region, RunState
 from coordinator.transitions import Transition, append, going_on, with_, with_region
 
@@ -22,12 +22,6 @@ def change_requested(event: ChangeRequested, state: RunState, now: datetime) -> 
     """Noted, once, for a step that is not open yet in any region."""
     change = event.change
     going_on(state, to="change its settings")
-    if not state.has_rounds:
-        raise ConflictError(
-            "no_rounds",
-            f"run {state.id} has exchange = none: its sites train by themselves and cannot be told of a change; begin "
-            "another run where this one is: `isthmus run snapshot`, then `isthmus run start SPEC --from RUN/N`",
-        )
     _require_sense(change, state.spec)
     before = in_force_at(state, change.from_step).model_dump()
     if change.settings().items() <= before.items():
@@ -35,12 +29,12 @@ def change_requested(event: ChangeRequested, state: RunState, now: datetime) -> 
             return Transition(state)
         known = ", ".join(f"{name} is {before[name]}" for name in change.settings())
         raise InvalidError("nothing_to_change", f"from step {change.from_step} on {known} anyway")
-    newest = max(region.round.step if region.round else region.step for region in state.regions.values())
-    if change.from_step <= newest:
+    first = _first_step(state)
+    if change.from_step < first:
         raise ConflictError(
             "step_open",
-            f"step {change.from_step} of run {state.id} is open or done: from_step must be at least {newest + 1}",
-            context={"from_step": newest + 1},
+            f"step {change.from_step} of run {state.id} is open or done: from_step must be at least {first}",
+            context={"from_step": first},
         )
     if len(state.changes) >= MOST_CHANGES:
         raise ConflictError(
@@ -49,7 +43,31 @@ def change_requested(event: ChangeRequested, state: RunState, now: datetime) -> 
             "this one is: `isthmus run snapshot`, then `isthmus run start SPEC --from RUN/N`",
         )
     changes = sorted((*state.changes, change), key=lambda one: one.from_step)
-    return Transition(with_(state, changes=tuple(changes)))
+    after = with_(state, changes=tuple(changes))
+    if not state.has_rounds:
+        _require_outer_steps(after, first)
+    return Transition(after)
+
+
+def _first_step(state: RunState) -> int:
+    """The first one that can have other settings; where sites train by themselves, behind the next outer round."""
+    if not state.has_rounds:
+        return (state.outer.step if state.outer else next_outer_step(state)) + 1
+    return max(region.round.step if region.round else region.step for region in state.regions.values()) + 1
+
+
+def _require_outer_steps(state: RunState, first: int) -> None:
+    """Sites that train by themselves learn of changes from the log, with the anchors of an outer round."""
+    for change in state.changes:
+        step, every = change.from_step, every_at(state, change.from_step - 1)
+        assert every is not None
+        if step > first and (step - 1) % every:
+            before = max((step - 1) // every * every + 1, first)
+            raise InvalidError(
+                "not_behind_an_outer_step",
+                f"settings change from step {step} on, but with exchange = none only right behind an outer step: with "
+                f"H = {every} before it make that {before} or {before + every}",
+            )
 
 
 def _require_sense(change: Change, spec: RunSpec) -> None:

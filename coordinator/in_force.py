@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from api.schemas import Change, InForce, OptimizerSpec, RunSpec
 from coordinator.records import RunState
 
-__all__ = ["every_at", "in_force_at", "optimizer_at", "with_changes"]
+__all__ = ["every_at", "in_force_at", "next_outer_step", "optimizer_at", "with_changes"]
 
 
 def in_force_at(state: RunState, step: int) -> InForce:
@@ -30,3 +30,10 @@ def optimizer_at(state: RunState, region: str, step: int) -> OptimizerSpec:
 def every_at(state: RunState, step: int) -> int | None:
     """Inner steps between outer steps; None without these."""
     return in_force_at(state, step).every
+
+
+def next_outer_step(state: RunState) -> int:
+    """The step that the next outer round to be opened follows, where settings change right behind outer rounds only."""
+    every = every_at(state, state.outer_step + 1)
+    assert every is not None
+    return min((state.outer_step // every + 1) * every, state.spec.steps)

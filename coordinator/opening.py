@@ -1,8 +1,8 @@
 """Pure: what opens next, in each region and between them."""
 
-from algorithms.schedule import outer_due, outer_step
+from algorithms.schedule import outer_due
 from coordinator.changes import changed
-from coordinator.in_force import every_at
+from coordinator.in_force import every_at, next_outer_step
 from coordinator.records import FragmentRound, OuterRound, Region, Round, RunState
 from coordinator.transitions import Transition, with_, with_region
 
@@ -74,7 +74,7 @@ def _outer_opened(state: RunState, live: set[str]) -> RunState:
     buffers = [FragmentRound(buffers=True)] if state.start is not None and state.start.buffers is not None else []
     outer = OuterRound(
         number=number,
-        step=_step_of(state, number, live),
+        step=_step_of(state, live),
         weights={name: _tokens(state, name) for name in sorted(live)},
         participants=frozenset(state.live()),
         fragments=(*(FragmentRound() for _ in range(spec.fragments)), *buffers),
@@ -82,11 +82,10 @@ def _outer_opened(state: RunState, live: set[str]) -> RunState:
     return with_(state, outer=outer)
 
 
-def _step_of(state: RunState, number: int, live: set[str]) -> int:
+def _step_of(state: RunState, live: set[str]) -> int:
     if state.has_rounds:
         return max(state.regions[name].step for name in live)
-    assert state.spec.outer is not None
-    return outer_step(number, state.spec.outer.every, state.spec.steps)
+    return next_outer_step(state)
 
 
 def _tokens(state: RunState, region: str) -> int:

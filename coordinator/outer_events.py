@@ -7,6 +7,7 @@ from typing import TypeVar
 from api import schemas
 from api.errors import ConflictError
 from api.schemas import Resume
+from coordinator.changes import changed
 from coordinator.entries import anchor_header
 from coordinator.events import Announced, Arrived, Averaged
 from coordinator.in_force import in_force_at
@@ -192,4 +193,7 @@ def _outer_finished(state: RunState) -> Transition:
         )
         regions[name] = region.model_copy(update={"tokens": 0, "resume": resume})
     state = with_(state, outer=None, outer_rounds=outer.number, outer_step=outer.step, regions=regions)
-    return Transition(behind_outer_round(state, outer.step), outer_round=summary)
+    done = Transition(behind_outer_round(state, outer.step), outer_round=summary)
+    for name in () if state.has_rounds else state.regions:  # where these are the only places of changes (A21)
+        done = done.then(changed(done.state, done.state.regions[name], outer.step + 1))
+    return done

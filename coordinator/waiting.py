@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from statistics import median
 
-from algorithms.schedule import outer_step
 from api.schemas import Condition, RunStatus
+from coordinator.in_force import next_outer_step
 from coordinator.opening import arrived_at, outer_round_due
 from coordinator.quorum import closes_at, remaining
 from coordinator.records import FragmentRound, Member, Region, RunState
@@ -129,9 +129,8 @@ def _going_on(state: RunState) -> str:
 
 def _on_their_way(state: RunState) -> str:
     """Regions without rounds."""
-    assert state.spec.outer is not None
     number, live = state.outer_rounds + 1, state.live()
-    where = f"outer round {number}, after step {outer_step(number, state.spec.outer.every, state.spec.steps)}"
+    where = f"outer round {number}, after step {next_outer_step(state)}"
     if not live:
         return f"{where}: no site is there: {_absent(state, state.members.values()) or 'add sites'}"
     missing = set(live) - set(arrived_at(state, number))

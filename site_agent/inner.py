@@ -100,7 +100,8 @@ class InnerParameters(FlatParameters):
 
 
 class LocalSteps:
-    """What a site with rounds has an `Exchange` for: steps of its own, at the rates of the run's spec.
+    """What a site with rounds has an `Exchange` for: steps of its own, at the rates of the run's spec or, from a change
+    on, of the log.
 
     Attributes:
         ended: whether the run has ended at the coordinator.
@@ -125,7 +126,8 @@ class LocalSteps:
     def begin(self) -> None:
         """Before the optimizer's step: its rate and weight decay; gradients that are not finite are dropped (A7)."""
         spec, step = self._spec.optimizer, self._replica.step + 1
-        lr = learning_rate(step, lr=spec.lr, steps=self._spec.steps, warmup=spec.warmup, schedule=spec.schedule)
+        peak = self._replica.lr or spec.lr
+        lr = learning_rate(step, lr=peak, steps=self._spec.steps, warmup=spec.warmup, schedule=spec.schedule)
         groups = self._optimizer.param_groups
         moved = [value for group in groups for value in group["params"] if value.grad is not None]
         if spec.kind != "demo" and not all_finite(value.grad for value in moved if value.grad is not None):

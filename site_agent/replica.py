@@ -68,6 +68,8 @@ class Replica:
         """The last step whose entry lists this site, whichever of its ranks had sent that."""
         self.every = every
         """Inner steps between outer steps."""
+        self.lr: float | None = None
+        """The peak learning rate, since it was changed; that of a step in the log is in its entry."""
         self.outer_round = 0
         """The last one of which an anchor was taken."""
         self.anchored: set[int] = set()
@@ -231,11 +233,11 @@ class Replica:
         self._go_on_with(InForce(lr=header["lr"], k=header["k"], every=header["every"]))
 
     def _go_on_with(self, settings: InForce) -> None:
-        """Whatever outer round was due after the last step is over; the learning rate is in every entry."""
+        """Whatever outer round was due after the last step is over."""
         self.anchored = set(range(self.fragment_count))
         if isinstance(self._holder, DeMo):
             self._holder.settings = replace(self._holder.settings, k=settings.k)
-        self.every = settings.every
+        self.every, self.lr = settings.every, settings.lr
 
     def _follow(self, header: Header, *kinds: str) -> None:
         expected = _GENESIS if self.position is None else self.position.hash

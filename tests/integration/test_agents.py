@@ -25,7 +25,7 @@ from api.errors import ConflictError
 from api.export import export_model, file_digest
 from api.payload import encode_message
 from api.processes import Service
-from api.schemas import PROTOCOL_VERSION, ContributionHeader, MemberView, Position, Run, RunSpec
+from api.schemas import PROTOCOL_VERSION, Change, ContributionHeader, MemberView, Position, Run, RunSpec
 from tests import reference
 from tests.conftest import ROOT, LiveCoordinator, wait_until
 from tests.integration.test_three_sites import read_log, tensors_of
@@ -207,6 +207,36 @@ def test_sites_without_rounds_go_on_when_one_is_killed(agents: Agents, tmp_path:
         assert kinds == ["start"] + ["anchor"] * 8
         assert digest_of(replayed(agents.client, run, region)[1]) == digest
     assert digests(tmp_path, "ant")[4] == digests(tmp_path, "bee")[4] != digests(tmp_path, "ant")[5]
+
+
+def test_sites_without_rounds_follow_a_change_behind_an_outer_round(agents: Agents, tmp_path: Path) -> None:
+    """They hold still before the first outer round, until it has been asked for; the new rate moves nothing."""
+    sites = ["ant", "bee"]
+    run = agents.run(
+        "linear",
+        sites,
+        tmp_path,
+        {"holding": sites, "hold_at": 2},
+        steps=9,
+        regions={"one": ["ant"], "two": ["bee"]},
+        exchange="none",
+        optimizer={"kind": "sgd", "lr": 0.01, "momentum": 0, "schedule": "constant"},
+        outer={"every": 3},
+    )
+    wait_until(lambda: all((tmp_path / f"held-{site}").exists() for site in sites), "step 2 of both sites")
+    change = Change(from_step=4, lr=1e-30, every=4)
+    assert agents.client.change_run(run.id, change).changes == [change]
+    for site in sites:
+        (tmp_path / f"go-{site}").touch()
+    run = agents.end(run)
+    assert run.status == "succeeded", run.reason
+    assert (run.alarms, [member.attempt for member in run.members]) == ([], [1, 1])
+    assert [outer_round.step for outer_round in agents.client.outer_rounds(run.id)] == [3, 4, 8, 9]
+    for region in ("one", "two"):
+        kinds = [header["kind"] for header, _ in read_log(agents.client, run.id, region)]
+        assert kinds == ["start", "anchor", "change", "anchor", "anchor", "anchor"]
+    ant, bee = (digests(tmp_path, site) for site in sites)
+    assert [mine == theirs for mine, theirs in zip(ant, bee, strict=True)] == [False, False, *[True] * 7]
 
 
 def test_one_site_whose_outer_step_is_its_own_copy_trains_as_alone(agents: Agents, tmp_path: Path) -> None:

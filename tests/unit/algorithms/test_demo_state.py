@@ -36,9 +36,13 @@ def assert_equal(one: Odd, mine: DeMo, other: Odd, theirs: DeMo) -> None:
     assert (mine.steps, mine.skipped_steps) == (theirs.steps, theirs.skipped_steps)
 
 
-@pytest.mark.parametrize("transform", get_args(Transform))
+OTHERS = {"codec": "int8", "subtract": "aggregate", "alpha": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("settings", "transform"), [*(({}, transform) for transform in get_args(Transform)), (OTHERS, "dct")]
+)
 @pytest.mark.parametrize("base_update", get_args(BaseUpdateName))
-@pytest.mark.parametrize("settings", [{}, {"codec": "int8", "subtract": "aggregate", "alpha": 0.5}])
 def test_save_load_continue_is_bit_equal(
     settings: dict[str, Any], base_update: Any, transform: Any, tmp_path: Path
 ) -> None:

@@ -59,10 +59,31 @@ def test_a_change_comes_into_the_log_right_before_its_step_is_opened():
     assert [header["k"] for header in steps] == [32, 32, 8, 8]
 
 
-def test_sites_without_rounds_are_told_of_no_change():
-    driver = Driver({"a": "west"}, steps=4, every=2, exchange="none").begin()
-    assert "exchange = none" in refused(driver, "no_rounds", 3, lr=0.5).detail
-    assert driver.state.changes == ()
+def test_without_rounds_changes_come_right_behind_outer_rounds():
+    driver = Driver({"a": "west", "b": "east"}, steps=11, every=2, fragments=2, exchange="none").begin()
+    assert refused(driver, "step_open", 2, lr=0.5).context == {"from_step": 3}
+    driver.until_outer()  # after step 2: only its anchors are still to come
+    error = refused(driver, "not_behind_an_outer_step", 4, every=3)
+    assert str(error).endswith("only right behind an outer step: with H = 2 before it make that 3 or 5")
+    change(driver, 3, lr=0.5, every=3)
+    assert str(refused(driver, "not_behind_an_outer_step", 6, lr=0.25)).endswith("make that 4 or 7")
+    change(driver, 7, lr=0.25)
+    error = refused(driver, "not_behind_an_outer_step", 4, every=4)  # after which there would be none at step 6
+    assert "settings change from step 7 on" in str(error)
+    assert driver.state.changes == (Change(from_step=3, lr=0.5, every=3), Change(from_step=7, lr=0.25))
+    driver.until_outer_round(1)
+    assert driver.words == "outer round 2, after step 3: 2 of 2 sites on their way: a, b"
+    assert driver.finish().status is RunStatus.SUCCEEDED
+    for region in driver.state.regions:
+        assert kinds(driver, region) == [
+            ("start", 0),
+            *[("anchor", 2), ("anchor", 2), ("change", 2)],
+            *[("anchor", 3), ("anchor", 3)],
+            *[("anchor", 6), ("anchor", 6), ("change", 6)],
+            *[("anchor", 9), ("anchor", 9)],
+            *[("anchor", 11), ("anchor", 11)],
+        ]
+    assert [header["lr"] for header in driver.logs["east"] if header["kind"] == "change"] == [0.5, 0.25]
 
 
 def test_what_cannot_be_changed_is_refused():

@@ -42,6 +42,25 @@ class Alone:
         return self.holder.parameters_digest()
 
 
+def test_a_change_is_the_peak_of_the_schedule_from_the_next_step_on():
+    alone = Alone(kind="sgd", warmup=4)
+    alone.step()
+    change = {
+        "kind": "change",
+        "seq": 0,
+        "previous": "0" * 64,
+        "step": 1,
+        "from_step": 2,
+        "lr": 0.4,
+        "k": 1,
+        "every": 7,
+    }
+    alone.replica.apply_change(change)
+    alone.step()
+    assert alone.optimizer.param_groups[0]["lr"] == pytest.approx(0.4 * 2 / 4)
+    assert alone.replica.every == 7
+
+
 def test_adamw_is_torchs_bit_for_bit():
     alone, other = Alone(kind="adamw", weight_decay=0.3, warmup=4), Alone(kind="adamw").model
     decays = [{"params": [other.weight], "weight_decay": 0.3}, {"params": [other.bias], "weight_decay": 0.0}]
