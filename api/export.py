@@ -40,13 +40,15 @@ def export_model(client: CoordinatorClient, run: str, path: Path, snapshot: int 
 
     Raises:
         ProblemError: the run has not succeeded, or has no such snapshot.
-        IsthmusError: `path` is a folder; or the coordinator's blobs are not the parameters that the sites ended with.
+        IsthmusError: `path` is a folder, or in one that is not there; or the coordinator's blobs are not the
+            parameters that the sites ended with.
     """
     if path.is_dir():
         raise IsthmusError(f"{path} is a folder: name the file to write, such as {path / 'model.safetensors'}")
+    if not path.parent.is_dir():
+        raise IsthmusError(f"cannot write {path}: there is no folder {path.parent}; make it first")
     model = _trained(client, run) if snapshot is None else _of_snapshot(client, run, snapshot)
     buffers = b"" if model.buffers is None else client.get_blob(model.buffers)
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with draft.open("wb") as file:

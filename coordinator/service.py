@@ -219,15 +219,15 @@ class CoordinatorService:
         return run_view(await self._engine.apply(run, ChangeRequested(change)))
 
     async def add_site(self, run: str, site: str) -> schemas.Run:
-        spec = (await self._store.load(run)).state.spec
-        return run_view(await self._engine.apply(run, SiteAdded(site, await self._sites.region_of(site, spec))))
+        state = (await self._store.load(run)).state
+        return run_view(await self._engine.apply(run, SiteAdded(site, await self._sites.region_of(site, state))))
 
     async def exclude_site(self, run: str, site: str) -> schemas.Run:
         return run_view(await self._engine.apply(run, SiteRemoved(site, "removed by an administrator")))
 
     async def take_seat(self, run: str, site: str, seat: schemas.Seat) -> None:
         secret_hash = hashed(seat.secret)
-        event = SeatTaken(site, seat.attempt, secret_hash)
+        event = SeatTaken(site, seat.attempt, secret_hash, seat.version)
         transition((await self._store.load(run)).state, event, await self._store.now())
         principal = {"scope": "ranks", "run": run, "site": site, "attempt": seat.attempt}
         await self._store.tokens.claim(secret_hash, principal, for_good=False)

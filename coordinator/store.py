@@ -15,7 +15,7 @@ from typing import Any
 
 import redis.asyncio
 import structlog
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from api import schemas
@@ -178,6 +178,7 @@ class SiteRecord(Record):
     secret_hash: str
     registered_at: datetime
     left: bool = False
+    versions: dict[str, str] = Field(default_factory=dict)
 
 
 def unavailable(error: Exception) -> ProblemError:

@@ -49,9 +49,13 @@ def new_name(prefix="site"):
     return f"{prefix}-{secrets.token_hex(4)}"
 
 
-def registration(secret=None, *, region="west", protocol=PROTOCOL_VERSION, tasks=(TASK,)):
+def registration(secret=None, *, region="west", protocol=PROTOCOL_VERSION, tasks=(TASK,), version=""):
     return SiteRegistration(
-        protocol_version=protocol, secret=secret or secrets.token_urlsafe(32), region=region, tasks=list(tasks)
+        protocol_version=protocol,
+        secret=secret or secrets.token_urlsafe(32),
+        region=region,
+        tasks=list(tasks),
+        versions=dict.fromkeys(tasks, version),
     )
 
 
