@@ -129,5 +129,8 @@ def test_too_many_in_a_file_are_refused_when_the_model_is_known(patient):
     header = file_header([*parameters, ("ema", "U8", (TOO_LARGE,))], {})
     file = large_blob(patient, header + bytes(4 * LAYOUT.parameter_count))
     run = RunByHand(patient, ("west",), origin=BeginSpec(file=file), begin=False)
-    with pytest.raises(InvalidError, match=f"buffers of the file to begin with take {TOO_LARGE} bytes"):
+    words = f"buffers of the file in blob {file} take {TOO_LARGE} bytes"
+    with pytest.raises(InvalidError, match=words):
         run.sites[0].join()
+    assert run.view.status is RunStatus.FAILED
+    assert words in run.view.reason
