@@ -17,6 +17,7 @@ from obstore.store import S3Store
 from api.errors import UnavailableError
 from coordinator.blobs import BLOCK, MAX_BYTES, checked, in_thread, not_found
 from coordinator.drafts import Draft, Drafts, Upload
+from coordinator.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
     from obstore.store import S3Config
@@ -47,6 +48,7 @@ class BlobBucket:
             client_options={"allow_http": True},  # as AWS_ENDPOINT_URL says: many a store in a data center has no TLS
             retry_config={"max_retries": 5, "retry_timeout": _PATIENCE},
         )
+        self._ahead = ReadAhead(self._window)
         self._drafts = Drafts(drafts.absolute(), self._keep, max_bytes)
 
     async def check(self) -> None:
@@ -71,11 +73,17 @@ class BlobBucket:
             await in_thread(obstore.delete, self._store, _key(digest))
 
     def read(self, digest: str, start: int = 0, stop: int | None = None) -> bytes:
-        size = self._size(digest)
-        if size is None:
-            raise not_found(digest)
-        end = size if stop is None else min(stop, size)
-        return b"".join(self._window(digest, *window) for window in _windows(start, end))
+        if stop is None:
+            size = self._size(digest)
+            if size is None:
+                raise not_found(digest)
+            return b"".join(self._window(digest, *window) for window in _windows(start, size))
+        pieces: list[bytes] = []
+        for window in _windows(start, stop):
+            pieces.append(self._ahead.read(digest, *window))
+            if len(pieces[-1]) < window[1] - window[0]:
+                break
+        return b"".join(pieces)
 
     def draft(self) -> Draft:
         return self._drafts.draft()
@@ -100,6 +108,11 @@ class BlobBucket:
                 return obstore.get_range(self._store, _key(digest), start=start, end=stop).to_bytes()
             except FileNotFoundError:
                 raise not_found(digest) from None
+            except BaseError:
+                size = self._size(digest)
+                if size is None or start < size:
+                    raise
+                return b""  # there is no range behind the end
 
     async def _blocks(self, digest: str, start: int, stop: int) -> AsyncIterator[bytes]:
         for window in _windows(start, stop):

@@ -50,9 +50,11 @@ def rounds(as_json: AsJson = False, quick: Quick = False) -> None:
 @app.command()
 def outer(
     as_json: AsJson = False,
-    mib: Annotated[int, typer.Option(help="of parameters at each of three sites", min=1)] = 1024,
+    mib: Annotated[
+        int, typer.Option(help="of parameters at each of three sites; a snapshot has three times that", min=1)
+    ] = 1024,
 ) -> None:
-    """Outer rounds of large parameters through a real coordinator, beside every site sending everything."""
+    """Outer rounds of large parameters through a real coordinator, beside every site sending everything; snapshots."""
     from site_agent.bench.outer import measure, report  # they need a coordinator's Redis client
 
     figures = measure.measure(mib, lambda text: progress.print(text, style="dim", highlight=False))

@@ -1,1 +1,1 @@
-"""`isthmus bench outer`: what an outer round of large parameters costs, beside every site sending everything."""
+"""`isthmus bench outer`: what outer rounds and snapshots of large parameters cost, and whether runs resume exactly."""

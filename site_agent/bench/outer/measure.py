@@ -11,8 +11,12 @@ for:
   were parameters, over their size: 1 is no copy at all.
 - `uploads_over_naive_3sites`, `uploads_over_naive_one_differs`: bytes that the sites sent for outer rounds, heads and
   announcements included, over those of the naive way.
+- `snapshot_3gib_peak_mb`: how far memory rose at most, in the coordinator or in who exports, while a snapshot of three
+  times the size moved from a site to the coordinator, to a file, and into a run that begins with it.
+- `resume_bit_equal`: whether three sites that train hold the same bits at the place of a snapshot, and at the place at
+  which everything was stopped, as before that, in runs with and without outer steps.
 - `outer_s`: seconds from the first site's beginning of an outer round to the last one's end, when all agree.
-- `rows`: the same and more for both runs. Megabytes are 10^6 bytes.
+- `rows`: the same and more for both runs; `snapshot` and `resume`: more about these. Megabytes are 10^6 bytes.
 
 What was not measured is null, with the reason in `skipped`.
 """
@@ -31,7 +35,9 @@ from api.errors import IsthmusError
 from api.report import build_report
 from api.schemas import OptimizerSpec, OuterSpec, RoundsSpec, RunSpec
 from api.simulate import Check, Simulation, agents, wait_for_sites
+from site_agent.bench.outer.resume import bench_resume
 from site_agent.bench.outer.site import Seen, Task, seen_at
+from site_agent.bench.outer.snapshot import bench_snapshot
 from site_agent.bench.rounds.host import Host, host, megabytes
 from site_agent.bench.timing import rounded
 
@@ -44,7 +50,7 @@ _TASK = "bench"
 _SITES = ("a", "b", "c")
 _FRAGMENTS = 4
 _LOOK_EVERY_S = 0.2
-_NO_SNAPSHOTS = "this bench makes no snapshots yet"
+_SNAPSHOT_OVER_PARAMETERS = 3
 
 
 def measure(mib: int, say: Say) -> Figures:
@@ -60,8 +66,11 @@ def measure(mib: int, say: Say) -> Figures:
                 folder = there.directory / name
                 task = Task(mib, secrets.randbits(32), differing, str(folder))
                 rows[name] = _row(_spec(task, rounds), folder, there, admin, check)
+    resumed = bench_resume(say)
+    snapshot = bench_snapshot(_SNAPSHOT_OVER_PARAMETERS * mib, say)
     environment = {"cores": os.cpu_count(), "load_before": rounded(load), "load_after": rounded(os.getloadavg()[0])}
-    return _headlines(rows, mib) | {"rows": rows, "environment": environment}
+    details = {"rows": rows, "snapshot": snapshot, "resume": resumed, "environment": environment}
+    return _headlines(rows, snapshot, resumed, mib) | details
 
 
 def _module() -> str:
@@ -81,8 +90,9 @@ def _spec(task: Task, rounds: int) -> RunSpec:
     )
 
 
-def _headlines(rows: dict[str, Figures], mib: int) -> Figures:
-    size = "1gib" if mib == 1 << 10 else f"{mib}mib"
+def _headlines(rows: dict[str, Figures], snapshot: Figures, resumed: dict[str, bool], mib: int) -> Figures:
+    size = _size(mib)
+    growth = f"snapshot_{_size(_SNAPSHOT_OVER_PARAMETERS * mib)}_peak_mb"
     every = rows.values()
     return {
         f"coordinator_peak_mb_{size}": max(row["coordinator_peak_mb"] for row in every),
@@ -90,11 +100,15 @@ def _headlines(rows: dict[str, Figures], mib: int) -> Figures:
         "site_peak_over_parameters": max(row["site_peak_over_parameters"] for row in every),
         "uploads_over_naive_3sites": rows["agreeing"]["uploads_over_naive"],
         "uploads_over_naive_one_differs": rows["one_differs"]["uploads_over_naive"],
-        "snapshot_3gib_peak_mb": None,
-        "resume_bit_equal": None,
+        growth: None if "skipped" in snapshot else max(snapshot["coordinator_growth_mb"], snapshot["export_growth_mb"]),
+        "resume_bit_equal": all(resumed.values()),
         "outer_s": rows["agreeing"]["outer_s"],
-        "skipped": dict.fromkeys(("snapshot_3gib_peak_mb", "resume_bit_equal"), _NO_SNAPSHOTS),
+        "skipped": {growth: snapshot["skipped"]} if "skipped" in snapshot else {},
     }
+
+
+def _size(mib: int) -> str:
+    return f"{mib >> 10}gib" if mib in (1 << 10, 3 << 10) else f"{mib}mib"
 
 
 def _row(spec: RunSpec, folder: Path, there: Host, admin: CoordinatorClient, check: Check) -> Figures:

@@ -6,7 +6,7 @@ How often that Redis calls fsync is changed while it runs, on its socket.
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from api.processes import Service
 from site_agent.bench.resident import forget_peak, peak, resident
 from site_agent.bench.timing import rounded
 
-__all__ = ["Fsync", "Host", "Usage", "host"]
+__all__ = ["Fsync", "Host", "Usage", "host", "megabytes", "running", "scratch"]
 
 Fsync = Literal["everysec", "always"]
 _TICKS = 100
@@ -88,20 +88,33 @@ class Host:
 
 @contextlib.contextmanager
 def host() -> Iterator[Host]:
-    """Its sites are not given up for want of heartbeats."""
+    with scratch() as directory, running(directory) as there:
+        yield there
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory for a coordinator's data."""
     directory = Path(tempfile.mkdtemp(prefix="isthmus-"))
     try:
-        with _process(directory) as service:
-            url = service.wait_for_file(directory / "url")
-            with redis.Redis(unix_socket_path=str(directory / "redis" / "redis.sock")) as client:
-                yield Host(directory, service, url, client)
+        yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _process(directory: Path) -> Iterator[Service]:
-    arguments = ["--port", "0", "--data-dir", str(directory), "--lease-s", "86400"]
+def running(directory: Path, *options: str) -> Iterator[Host]:
+    """A coordinator whose data an earlier one may have left. Sites are not given up for want of heartbeats."""
+    (directory / "url").unlink(missing_ok=True)
+    with _process(directory, options) as service:
+        url = service.wait_for_file(directory / "url")
+        with redis.Redis(unix_socket_path=str(directory / "redis" / "redis.sock")) as client:
+            yield Host(directory, service, url, client)
+
+
+@contextlib.contextmanager
+def _process(directory: Path, options: Sequence[str]) -> Iterator[Service]:
+    arguments = ["--port", "0", "--data-dir", str(directory), "--lease-s", "86400", *options]
     service = Service("coordinator", arguments, directory / "coordinator.log", Path.cwd(), {})
     try:
         yield service
