@@ -60,7 +60,7 @@ class Guards:
             return
         guards = state.spec.guards
         points = [point for point in report.points if point.step > state.unguarded_to]
-        before = await self._store.latest(run, report.site, _LOSS, LOSSES) if guards.spike is not None else []
+        before = await self._store.series.latest(run, report.site, _LOSS, LOSSES) if guards.spike is not None else []
         event = tripped(report.site, points, before, guards)
         if event is not None:
             await self._engine.apply(run, event)

@@ -391,11 +391,11 @@ class CoordinatorService:
             schemas.StoredPoint(site=report.site, step=point.step, at=now, values=_finite(point.values))
             for point in report.points
         ]
-        await self._store.add_metrics(run, points)
+        await self._store.series.add(run, points)
 
     async def metrics(self, run: str, max_points: int) -> list[schemas.StoredPoint]:
         await self._store.load(run)
-        return await self._store.metrics(run, max_points)
+        return await self._store.series.all(run, max_points)
 
 
 def _owner(principal: Principal) -> str:

@@ -13,7 +13,8 @@ from coordinator.engine import Engine
 from coordinator.events import ProcessesGone, SiteBack, SiteLost
 from coordinator.records import RunState
 from coordinator.settings import Settings
-from coordinator.store import SiteRecord, Store
+from coordinator.site_records import SiteRecord
+from coordinator.store import Store
 from coordinator.tokens import hashed
 from coordinator.versions import differing, other_version
 
@@ -41,7 +42,7 @@ class Sites:
                 f"site {name} speaks protocol {registration.protocol_version}, this coordinator "
                 f"{list(schemas.SUPPORTED_PROTOCOLS)}: install the same isthmus release at both",
             )
-        known = await self._store.find_site(name)
+        known = await self._store.sites.find(name)
         secret_hash = hashed(registration.secret)
         if known is not None and not hmac.compare_digest(known.secret_hash, secret_hash):
             raise ConflictError(
@@ -60,7 +61,7 @@ class Sites:
             versions=registration.versions,
         )
         await self._store.tokens.claim(secret_hash, {"scope": "site", "site": name})
-        await self._store.save_site(record)
+        await self._store.sites.save(record)
         until = await self._renew(name, now)
         for state in await self._active(name):
             await self._engine.apply(state.id, SiteBack(name, ranks=False))
@@ -70,19 +71,19 @@ class Sites:
 
     async def _renew(self, name: str, now: datetime) -> datetime:
         until = now + timedelta(seconds=self._settings.lease_s)
-        await self._store.renew_lease(name, until)
+        await self._store.sites.renew_lease(name, until)
         return until
 
     async def all(self) -> list[schemas.Site]:
-        now, leases = await self._store.now(), await self._store.leases()
-        return [_view(record, leases.get(record.name), now) for record in await self._store.sites()]
+        now, leases = await self._store.now(), await self._store.sites.leases()
+        return [_view(record, leases.get(record.name), now) for record in await self._store.sites.all()]
 
     async def get(self, name: str) -> schemas.Site:
         record = await self._record(name)
-        return _view(record, (await self._store.leases()).get(name), await self._store.now())
+        return _view(record, (await self._store.sites.leases()).get(name), await self._store.now())
 
     async def _record(self, name: str) -> SiteRecord:
-        record = await self._store.find_site(name)
+        record = await self._store.sites.find(name)
         if record is None:
             raise NotFoundError("site_not_found", f"there is no site {name!r}; `isthmus site list` shows the sites")
         return record
@@ -92,7 +93,7 @@ class Sites:
         runs = [state.id for state in await self._active(name) if not state.members[name].excluded]
         if runs:
             raise ConflictError("site_in_use", f"site {name} is a member of {', '.join(runs)}; stop that first")
-        await self._store.remove_site(record, await self._seats(name))
+        await self._store.sites.remove(record, await self._seats(name))
 
     async def _seats(self, name: str) -> list[str]:
         """Hashes of the tokens of the site's ranks in all runs: those of runs that have ended are good for a while."""
@@ -107,8 +108,8 @@ class Sites:
     async def leave(self, name: str) -> None:
         """The agent is going: its runs go on without it."""
         record = await self._record(name)
-        await self._store.save_site(record.model_copy(update={"left": True}))
-        await self._store.end_lease(name)
+        await self._store.sites.save(record.model_copy(update={"left": True}))
+        await self._store.sites.end_lease(name)
         for state in await self._active(name):
             await self._engine.apply(state.id, SiteLost(name, "its agent was stopped"))
 
@@ -122,7 +123,7 @@ class Sites:
         record = await self._record(name)
         versions = record.versions if heartbeat.versions is None else heartbeat.versions
         if record.left or versions != record.versions:
-            await self._store.save_site(record.model_copy(update={"left": False, "versions": versions}))
+            await self._store.sites.save(record.model_copy(update={"left": False, "versions": versions}))
         await self._renew(name, await self._store.now())
         await self._take_in(name, heartbeat)
         wanted = (process for process in heartbeat.processes if process.state is not ProcessState.STOPPING)
@@ -161,7 +162,7 @@ class Sites:
         last = self._heard.get(name)
         if last is not None and now - last < timedelta(seconds=self._settings.lease_s / 20):
             return
-        await self._store.renew_lease(name, now + timedelta(seconds=self._settings.lease_s), if_there=True)
+        await self._store.sites.renew_lease(name, now + timedelta(seconds=self._settings.lease_s), if_there=True)
         self._heard[name] = now
 
     async def _active(self, name: str) -> list[RunState]:
@@ -169,7 +170,7 @@ class Sites:
 
     async def expire(self, now: datetime) -> None:
         """Takes note of every site whose lease is over."""
-        leases = await self._store.leases()
+        leases = await self._store.sites.leases()
         for state in await self._store.active():
             for site, member in state.members.items():
                 if member.away:

@@ -15,7 +15,7 @@ from typing import Any
 
 import redis.asyncio
 import structlog
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from api import schemas
@@ -25,19 +25,19 @@ from coordinator.arrivals import Arrival, Arrivals
 from coordinator.audit import AuditLog
 from coordinator.garbage import Garbage, superseded
 from coordinator.log_store import LogStore, appended, ended, log_keys, payload_key
-from coordinator.lua import ALSO_WHEN_FULL, ZADD
+from coordinator.lua import ALSO_WHEN_FULL
 from coordinator.news import News, NewsChannel, concern_agents
-from coordinator.records import Record, RunState
+from coordinator.records import RunState
 from coordinator.references import blobs_of, named_in
+from coordinator.series import Series
+from coordinator.site_records import SiteRecords
 from coordinator.tokens import Tokens, hashed, token_key
 from coordinator.transitions import Transition
 
-__all__ = ["LEAST_OUTAGE_S", "SiteRecord", "Store", "Versioned", "unavailable"]
+__all__ = ["LEAST_OUTAGE_S", "Store", "Versioned", "unavailable"]
 
 log = structlog.get_logger()
 
-SERIES_POINTS = 20_000
-"""Of one metric of one site, at most."""
 _ORPHAN_S = 3600
 """Seconds after which a payload that no committed state refers to is dropped."""
 _ENDED_S = 3600
@@ -107,31 +107,6 @@ if redis.call('TTL', KEYS[1]) >= 0 then redis.call('EXPIRE', KEYS[1], ARGV[1]) e
 return redis.call('EXISTS', KEYS[1])
 """
 
-# KEYS: a series. ARGV: how many points it may have. The first of each of at most half as many equal ranges of steps
-# stays, and the last; every second one if that helps too little, since steps go back and forth. The lengths of ranges
-# are powers of two, so that thinning again and again opens no gaps.
-_THIN = """
-local lines, most = redis.call('LRANGE', KEYS[1], 0, -1), tonumber(ARGV[1])
-if #lines <= most then return end
-local function step(line) return tonumber(string.match(line, '%d+')) end
-local first = step(lines[1])
-local width = 1
-while math.abs(step(lines[#lines]) - first) / width > most / 2 do width = width * 2 end
-local kept, range = {}, nil
-for number, line in ipairs(lines) do
-  local own = math.floor((step(line) - first) / width)
-  if own ~= range or number == #lines then table.insert(kept, line) end
-  range = own
-end
-if #kept > most * 3 / 4 then
-  kept = {}
-  for number = 1, #lines - 1, 2 do table.insert(kept, lines[number]) end
-  table.insert(kept, lines[#lines])
-end
-redis.call('DEL', KEYS[1])
-for start = 1, #kept, 1000 do redis.call('RPUSH', KEYS[1], unpack(kept, start, math.min(start + 999, #kept))) end
-"""
-
 # KEYS: last tick, leases. ARGV: the longest gap that is no outage and the length of a lease, in ms. After an outage all
 # leases shift by its length (A6), but for those that were renewed since. Answers the time and the length of the outage,
 # or 0, in ms.
@@ -170,17 +145,6 @@ class Versioned:
         return Versioned(state, f"{int(self.version.partition('-')[0]) + 1}-{secrets.token_hex(6)}")
 
 
-class SiteRecord(Record):
-    name: str
-    region: str
-    tasks: list[str]
-    ranks: int
-    secret_hash: str
-    registered_at: datetime
-    left: bool = False
-    versions: dict[str, str] = Field(default_factory=dict)
-
-
 def unavailable(error: Exception) -> ProblemError:
     """What is answered while Redis is away, or full; our log has the cause."""
     if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
@@ -205,13 +169,13 @@ class Store:
         self.arrivals = Arrivals(self._redis)
         self.tokens = Tokens(self._redis)
         self.audit = AuditLog(self._redis)
+        self.series = Series(self._redis)
+        self.sites = SiteRecords(self._redis)
         self._commit = self._redis.register_script(_COMMIT)
         self._create = self._redis.register_script(_CREATE)
         self._delete = self._redis.register_script(_DELETE)
         self._keep = self._redis.register_script(_KEEP)
-        self._thin = self._redis.register_script(_THIN)
         self._tick = self._redis.register_script(_TICK)
-        self._renew = self._redis.register_script(ZADD)
         self.log = LogStore(self._redis)
         self.garbage = Garbage(self._redis)
         self._states: OrderedDict[str, Versioned] = OrderedDict()
@@ -416,86 +380,9 @@ class Store:
         lines = await self._redis.lrange(f"outer-rounds:{run}", 0, -1)
         return [schemas.OuterRound.model_validate_json(line) for line in lines]
 
-    # --- sites, leases ------------------------------------------------------------------------------------------------
-
-    async def save_site(self, site: SiteRecord) -> None:
-        await self._redis.hset("sites", site.name, site.model_dump_json())
-
-    async def find_site(self, name: str) -> SiteRecord | None:
-        line = await self._redis.hget("sites", name)
-        return None if line is None else SiteRecord.model_validate_json(line)
-
-    async def sites(self) -> list[SiteRecord]:
-        lines = await self._redis.hgetall("sites")
-        return sorted((SiteRecord.model_validate_json(line) for line in lines.values()), key=lambda site: site.name)
-
-    async def remove_site(self, site: SiteRecord, seats: Sequence[str]) -> None:
-        """With its token and those of its ranks, which are the `seats`."""
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.hdel("sites", site.name)
-        pipe.zrem("leases", site.name)
-        pipe.delete(*map(token_key, [site.secret_hash, *seats]))
-        await pipe.execute()
-
-    async def renew_lease(self, site: str, until: datetime, *, if_there: bool = False) -> None:
-        """`if_there`: not if the site has left."""
-        ms = int(until.timestamp() * 1000)
-        await self._renew(keys=["leases"], args=[*(["XX"] if if_there else []), ms, site])
-
-    async def leases(self) -> dict[str, datetime]:
-        pairs = await self._redis.zrange("leases", 0, -1, withscores=True)
-        return {site.decode(): datetime.fromtimestamp(ms / 1000, UTC) for site, ms in pairs}
-
-    async def end_lease(self, site: str) -> None:
-        await self._redis.zrem("leases", site)
-
-    # --- metrics ------------------------------------------------------------------------------------------------------
-
-    async def add_metrics(self, run: str, points: Sequence[schemas.StoredPoint]) -> None:
-        """Each name of each site is a series, a list of its own; `metrics:RUN` is the set of them.
-
-        A series that becomes too long is thinned evenly, so that it always covers the whole run.
-        """
-        pipe = self._redis.pipeline(transaction=True)
-        names: list[str] = []
-        for point in points:
-            for name, value in point.values.items():
-                series = f"metric:{run}:{point.site}:{name}"
-                pipe.sadd(f"metrics:{run}", series)
-                pipe.rpush(series, json.dumps([point.step, point.at.timestamp(), value]))
-                names.append(series)
-        lengths = dict(zip(names, (await pipe.execute())[1::2], strict=True))
-        for series in (series for series, length in lengths.items() if length > SERIES_POINTS):
-            await self._thin(keys=[series], args=[SERIES_POINTS])
-
-    async def latest(self, run: str, site: str, name: str, most: int) -> list[float]:
-        """The newest values of one series that are finite, oldest first."""
-        lines = await self._redis.lrange(f"metric:{run}:{site}:{name}", -most, -1)
-        return [value for line in lines if (value := json.loads(line)[2]) is not None]
-
-    async def metrics(self, run: str, most: int) -> list[schemas.StoredPoint]:
-        """By step and site; of a series longer than `most` evenly spaced points, the first and the last among them."""
-        merged: dict[tuple[int, str, float], dict[str, float | None]] = {}
-        for series in sorted(await self._redis.smembers(f"metrics:{run}")):
-            site, name = series.decode().removeprefix(f"metric:{run}:").split(":", 1)
-            for line in _thinned(await self._redis.lrange(series, 0, -1), most):
-                step, at, value = json.loads(line)
-                merged.setdefault((step, site, at), {})[name] = value
-        return [
-            schemas.StoredPoint(site=site, step=step, at=datetime.fromtimestamp(at, UTC), values=values)
-            for (step, site, at), values in sorted(merged.items())
-        ]
-
 
 def _idempotency(key: str) -> str:
     return f"idempotency:{hashed(key)}"
-
-
-def _thinned(lines: Sequence[bytes], most: int) -> Sequence[bytes]:
-    if len(lines) <= most:
-        return lines
-    stride = -(-len(lines) // max(most - 1, 1))
-    return [*lines[:-1:stride], lines[-1]]
 
 
 def _contributions(state: RunState) -> set[str]:

@@ -12,7 +12,6 @@ import pytest
 import redis
 
 from api.schemas import RunSpec, StoredPoint
-from coordinator import store as store_module
 from coordinator.records import RunState
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.store import Store
@@ -105,8 +104,8 @@ def test_a_long_series_is_thinned_and_a_short_one_kept(use):
     async def body(store: Store) -> list[StoredPoint]:
         for step in range(500):
             values = {"loss": float(step)} | ({"heldout_loss": 0.5} if step == 123 else {})
-            await store.add_metrics("run", [StoredPoint(site="a", step=step, at=NOW, values=values)])
-        return await store.metrics("run", 20)
+            await store.series.add("run", [StoredPoint(site="a", step=step, at=NOW, values=values)])
+        return await store.series.all("run", 20)
 
     points = use(body)
     losses = [point.values["loss"] for point in points if "loss" in point.values]
@@ -118,12 +117,12 @@ def test_a_long_series_is_thinned_and_a_short_one_kept(use):
 
 @pytest.mark.parametrize("steps", [range(500), [0] * 500, [0, 9] * 250], ids=["on", "still", "to and fro"])
 def test_a_series_that_would_grow_for_ever_covers_the_whole_run(use, url, monkeypatch, steps):
-    monkeypatch.setattr(store_module, "SERIES_POINTS", 40)
+    monkeypatch.setattr("coordinator.series.SERIES_POINTS", 40)
 
     async def body(store: Store) -> None:
         lengths = []
         for number, step in enumerate(steps):
-            await store.add_metrics("run", [StoredPoint(site="a", step=step, at=NOW, values={"loss": float(number)})])
+            await store.series.add("run", [StoredPoint(site="a", step=step, at=NOW, values={"loss": float(number)})])
             with redis.Redis.from_url(url) as client:
                 lengths.append(client.llen("metric:run:a:loss"))
                 first, *_, last = map(json.loads, client.lrange("metric:run:a:loss", 0, -1)) if number else [0, 0]
@@ -131,7 +130,7 @@ def test_a_series_that_would_grow_for_ever_covers_the_whole_run(use, url, monkey
                 assert (first[2], last[2]) == (0.0, float(number))
         assert max(lengths) == 40
         assert all(length == number + 1 for number, length in enumerate(lengths[:40]))
-        points = await store.metrics("run", 1000)
+        points = await store.series.all("run", 1000)
         if steps == range(500):
             gaps = [later.step - earlier.step for earlier, later in pairwise(points)]
             assert max(gaps) == 32
@@ -156,11 +155,11 @@ def test_a_gap_is_an_outage_if_it_is_long_beside_the_interval_and_in_itself(use,
 def test_leases_outlive_an_outage_of_the_coordinator(use, url):
     async def body(store: Store) -> timedelta:
         now, _ = await store.tick(1.0, 15.0)
-        await store.renew_lease("a", now + timedelta(seconds=2))
+        await store.sites.renew_lease("a", now + timedelta(seconds=2))
         with redis.Redis.from_url(url) as client:
             client.decrby("tick", 60_000)  # as if nobody had ticked for a minute
         later, outage_s = await store.tick(1.0, 15.0)
         assert 59 < outage_s < 70
-        return (await store.leases())["a"] - later
+        return (await store.sites.leases())["a"] - later
 
     assert timedelta(seconds=2) < use(body) <= timedelta(seconds=15)

@@ -214,14 +214,14 @@ def test_after_an_outage_leases_go_on_where_they_were(tmp_path):
     async def leases_after(server):
         store = Store(server.url)
         now, _ = await store.tick(1.0, 15.0)
-        await store.renew_lease("away", now - timedelta(hours=1) + timedelta(seconds=10))
-        await store.renew_lease("renewed", now + timedelta(seconds=15))
+        await store.sites.renew_lease("away", now - timedelta(hours=1) + timedelta(seconds=10))
+        await store.sites.renew_lease("renewed", now + timedelta(seconds=15))
         with redis.Redis.from_url(server.url) as client:
             client.set("tick", int((now - timedelta(hours=1)).timestamp() * 1000))
         now, _ = await store.tick(1.0, 15.0)
-        leases = await store.leases()
+        leases = await store.sites.leases()
         assert (await store.tick(1.0, 15.0))[0] >= now
-        assert await store.leases() == leases
+        assert await store.sites.leases() == leases
         await store.close()
         return {site: (until - now).total_seconds() for site, until in leases.items()}
 
