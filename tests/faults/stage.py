@@ -106,16 +106,19 @@ class Stage:
         """As whatever supervises them would; the coordinator starts its Redis again itself."""
         if victim == "redis":
             return
-        name = "coordinator" if victim == "coordinator" else site
-        self._services[name].kill()
+        self.kill("coordinator" if victim == "coordinator" else site)
         if victim == "coordinator":
             self._start_coordinator(int(self.url.rpartition(":")[2]))
         else:
             self._start_agent(site)
 
-    def check(self) -> None:
-        for service in self._services.values():
-            service.check()
+    def kill(self, name: str) -> None:
+        """The coordinator, or the agent of a site."""
+        self._services[name].kill()
+
+    def set_options(self, *options: str) -> None:
+        """Of coordinators that are started from now on."""
+        self._options = options
 
     # --- blobs --------------------------------------------------------------------------------------------------------
 
@@ -139,7 +142,8 @@ class GatedRun:
         self.steps = steps
         self.reached = 0
         self.let(0)
-        made = self.client.create_run(
+        self.sites = sites
+        self.made = self.client.create_run(
             RunSpec(
                 name="killed",
                 task="kill",
@@ -150,7 +154,7 @@ class GatedRun:
                 **spec,
             )
         )
-        self.id = self.client.start_run(made.id).id
+        self.id = self.client.start_run(self.made.id).id
         self.until(lambda run: run.status is RunStatus.RUNNING, "the begin")
 
     @property
@@ -207,14 +211,17 @@ class GatedRun:
         self.let(self.steps)
         return self.until(lambda run: run.status.terminal, "the end")
 
+    def until_trained(self, step: int) -> None:
+        """Until all sites have said that they have trained so far, whatever the coordinator knows of it."""
+        wait_until(lambda: all(max(said, default=0) >= step for said in self.said().values()), f"step {step}")
+
     # --- what must be true --------------------------------------------------------------------------------------------
 
     def said(self) -> dict[str, dict[int, str]]:
         """The digest of the parameters after each step, by region; all processes of one must agree."""
-        sites = [member.site for member in self.view.members]
-        lines = [one for site in sites for one in applied(self.stage.site(site), self.view, site, REGIONS[site])]
+        lines = [one for site in self.sites for one in applied(self.stage.site(site), self.made, site, REGIONS[site])]
         assert differing(lines) == []
-        found: dict[str, dict[int, str]] = {}
+        found: dict[str, dict[int, str]] = {REGIONS[site]: {} for site in self.sites}
         for process in lines:
             found.setdefault(process.region, {}).update(dict(process.steps))
         return found

@@ -19,7 +19,7 @@ VICTIMS = pytest.mark.parametrize("victim", ["coordinator", "redis", "site"])
 def of_victim(points: Sequence[Point], victim: Victim) -> list[Point]:
     """All; but of a site, whose ranks take long to start, those in it and some of the others."""
     others = [point for point in points if point not in IN_RANK]
-    return [point for point in points if victim != "site" or point in IN_RANK or point in others[::3]]
+    return [point for point in points if victim != "site" or point in IN_RANK or point in others[::4]]
 
 
 # --- outer rounds -----------------------------------------------------------------------------------------------------
@@ -101,3 +101,30 @@ def test_snapshots_survive_a_kill_at_every_point(victim: Victim) -> None:
             undisturbed = plain_run(stage, steps)
             undisturbed.end()
             assert undisturbed.judge() == ended
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("victim", ["coordinator", "redis"])
+def test_snapshots_survive_a_kill_while_what_is_old_is_removed(victim: Victim) -> None:
+    """Of snapshots one is kept, and of the log what is behind it."""
+    steps = 20 * len(OF_REMOVAL)
+    with Stage("--log-recent", "2", "--log-keep", "1", sites=("a", "b")) as stage:
+        run = GatedRun(stage, steps=steps, sites=("a", "b"), snapshots=SnapshotsSpec(keep=1))
+        manifests = []
+        for number, point in enumerate(OF_REMOVAL, 1):
+
+            def go_on() -> None:
+                run.client.request_snapshot(run.id)
+                while not stage.traps.sprung and run.reached < steps - 20:
+                    run.let(run.reached + 1)
+                    run.until(run.settled, f"step {run.reached}")
+
+            run.strike(point, victim, "a", go_on)
+            snapshot_taken(run, number)
+            manifests.append(run.client.snapshots(run.id).items[-1].manifest)
+        run.end()
+        run.judge(whole_log=False)
+        *old, newest = (stage.data / "blobs" / manifest[:2] / manifest for manifest in manifests)
+        assert newest.exists()
+        wait_until(lambda: not any(manifest.exists() for manifest in old), "older manifests to be removed")
