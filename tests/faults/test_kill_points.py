@@ -8,7 +8,7 @@ import pytest
 
 from api.schemas import OuterSpec, SnapshotsSpec
 from tests.conftest import wait_until
-from tests.faults.points import IN_RANK, OF_OUTER_ROUNDS, OF_SNAPSHOTS
+from tests.faults.points import IN_RANK, OF_OUTER_ROUNDS, OF_REMOVAL, OF_SNAPSHOTS
 from tests.faults.stage import GatedRun, Stage
 from tests.faults.traps import Point, Victim
 
@@ -108,7 +108,7 @@ def test_snapshots_survive_a_kill_at_every_point(victim: Victim) -> None:
 @pytest.mark.parametrize("victim", ["coordinator", "redis"])
 def test_snapshots_survive_a_kill_while_what_is_old_is_removed(victim: Victim) -> None:
     """Of snapshots one is kept, and of the log what is behind it."""
-    steps = 20 * len(OF_REMOVAL)
+    steps = 60 * len(OF_REMOVAL)
     with Stage("--log-recent", "2", "--log-keep", "1", sites=("a", "b")) as stage:
         run = GatedRun(stage, steps=steps, sites=("a", "b"), snapshots=SnapshotsSpec(keep=1))
         manifests = []
