@@ -19,6 +19,7 @@ from site_agent.chaos.checks import differing, lost, repeated, unchained
 from site_agent.chaos.evidence import applied, journal, read_log, replay
 from tests.conftest import ROOT, wait_until
 from tests.faults.traps import Point, Traps, Victim
+from tests.processes import processes_of
 
 __all__ = ["REGIONS", "GatedRun", "Stage"]
 
@@ -107,6 +108,8 @@ class Stage:
         if victim == "redis":
             return
         self.kill("coordinator" if victim == "coordinator" else site)
+        if victim == "site":
+            wait_until(lambda: not processes_of(self.site(site)), f"the end of all processes of {site}")
         if victim == "coordinator":
             self._start_coordinator(int(self.url.rpartition(":")[2]))
         else:

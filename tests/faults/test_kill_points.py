@@ -111,8 +111,10 @@ def test_snapshots_survive_a_kill_while_what_is_old_is_removed(victim: Victim) -
     steps = 60 * len(OF_REMOVAL)
     with Stage("--log-recent", "2", "--log-keep", "1", sites=("a", "b")) as stage:
         run = GatedRun(stage, steps=steps, sites=("a", "b"), snapshots=SnapshotsSpec(keep=1))
-        manifests = []
-        for number, point in enumerate(OF_REMOVAL, 1):
+        run.client.request_snapshot(run.id)
+        snapshot_taken(run, 1)
+        manifests = [run.client.snapshots(run.id).items[-1].manifest]
+        for number, point in enumerate(OF_REMOVAL, 2):
 
             def go_on() -> None:
                 run.client.request_snapshot(run.id)

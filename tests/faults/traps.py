@@ -73,7 +73,7 @@ class Traps:
 
     @property
     def sprung(self) -> bool:
-        """Whether the victim is dead."""
+        """Whether the victim is dead, or about to be."""
         return self._sprung.exists()
 
     @property
@@ -99,10 +99,12 @@ class Traps:
     def _spring(self, victim: Victim, site: str) -> None:
         doomed = self._processes(victim, site)
         own = [process for process in doomed if process.pid == os.getpid()]
+        if own:  # which may end with the others
+            self._sprung_at(site)
         _kill([process for process in doomed if process not in own])
-        self._sprung_at(site)
         if own:
             os.kill(os.getpid(), signal.SIGKILL)
+        self._sprung_at(site)
 
     def _sprung_at(self, site: str) -> None:
         springing = self._folder / "springing"
