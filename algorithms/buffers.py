@@ -11,6 +11,7 @@ from algorithms.values import bfloat16
 __all__ = ["mean_block"]
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def mean_block(copies: Sequence[bytes], weights: Sequence[int], dtype: str) -> bytes:
     """The bytes of a block of one buffer, of the same block of each copy.
 

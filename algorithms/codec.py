@@ -82,7 +82,7 @@ def pack_contribution(
         fields = {
             "values": pack_values(sent.values, codec),
             "scales": _to_bytes(bfloat16(sent.scales), "<u2"),
-            **pack_indices(sent.indices, shape[0] * shape[1], indices),
+            **pack_indices(sent.indices.reshape(-1), _counts(sent.indices), shape[0] * shape[1], indices),
         }
         _store(arrays, shape, fields)
     return arrays
@@ -115,9 +115,10 @@ def unpack_contribution(
         numbers = layout.select(shape, missing, chunks)
         if numbers.size:
             count = kept(k, shape[0] * shape[1], layout.chunk)
+            counts = np.full(numbers.size, count)
             shapes[shape] = Coefficients(
                 chunks=numbers,
-                indices=_read_indices(reader, shape, numbers, count, indices),
+                indices=_read_indices(reader, shape, numbers, counts, indices).reshape(-1, count),
                 values=_read_values(reader, shape, numbers, count, codec),
                 scales=_read_scales(reader, shape, numbers),
             )
@@ -132,9 +133,9 @@ def pack_update(update: AggregateUpdate, layout: ParameterLayout) -> Arrays:
     arrays: Arrays = {"present": pack_bits(present, 1)} if present.size else {}
     for shape, part in update.shapes.items():
         fields = {"bits": part.bits, "exponents": _to_bytes(part.exponents, "<i2")}
-        if width := index_bits(shape[0] * shape[1]):
+        if not is_dense(shape[0] * shape[1]):
             fields["counts"] = _to_bytes(part.counts, "<u2")
-            fields["indices"] = pack_bits(part.indices, width)
+            fields |= pack_indices(part.indices, part.counts, shape[0] * shape[1], "compact")
         bits = np.repeat(part.bits, part.counts)
         for value_bits in VALUE_LIMITS:
             fields[f"values{value_bits}"] = pack_bits(part.values[bits == value_bits], value_bits)
@@ -180,28 +181,32 @@ def _read_values(
 
 
 def _read_indices(
-    reader: ArrayReader, shape: Shape, numbers: NDArray[np.int64], count: int, form: Indices
+    reader: ArrayReader, shape: Shape, numbers: NDArray[np.int64], counts: NDArray[np.int64], form: Indices
 ) -> NDArray[np.uint16]:
-    """Positions (m, count), checked to be in range and ascending."""
-    elements = shape[0] * shape[1]
+    """Positions (n,), `counts` (m,) in each chunk, checked to be in range and ascending."""
+    elements, total = shape[0] * shape[1], int(counts.sum())
     if is_dense(elements):
-        return np.tile(np.arange(elements, dtype=np.uint16), (numbers.size, 1))
-    if "high" in (sizes := index_sizes(elements, count, numbers.size, form)):
+        return np.tile(np.arange(elements, dtype=np.uint16), numbers.size)
+    if "high" in (sizes := index_sizes(elements, total, numbers.size, form)):
         data = reader.bytes(shape, "high", sizes["high"])
         with reader.naming(shape, "high"):
-            indices, wrong = unpack_high(data, elements, count, numbers.size)
-        reader.check(shape, wrong, numbers, f"the record has not {count} ones")
-        if low := low_bits(elements, count):
+            indices, wrong = unpack_high(data, counts, elements)
+        reader.check(shape, wrong, numbers, "the record has not as many ones as the chunk has coefficients")
+        if low := low_bits(elements, total, numbers.size):
             indices <<= low
-            indices |= reader.unpack(shape, "low", indices.size, low).reshape(-1, count)
+            indices |= reader.unpack(shape, "low", total, low)
     else:
-        packed = reader.unpack(shape, "indices", numbers.size * count, index_bits(elements))
-        indices = packed.astype(np.uint16, copy=False).reshape(-1, count)
-    reader.check(shape, indices >= elements, numbers, f"index not below {elements}")
-    descends = np.zeros(indices.size, np.bool_)
-    descends[1:] = indices.reshape(-1)[1:] <= indices.reshape(-1)[:-1]
-    descends[::count] = False
-    reader.check(shape, descends, numbers, "indices do not ascend")
+        indices = reader.unpack(shape, "indices", total, index_bits(elements)).astype(np.uint16, copy=False)
+    descends = np.zeros(total, np.bool_)
+    descends[1:] = indices[1:] <= indices[:-1]
+    starts = np.cumsum(counts) - counts
+    descends[starts[counts > 0]] = False
+    for wrong, reason in (
+        (indices >= elements, f"index not below {elements}"),
+        (descends, "indices do not ascend"),
+    ):
+        if np.any(wrong):
+            reader.check(shape, wrong, np.repeat(numbers, counts), reason)
     return indices
 
 
@@ -225,15 +230,9 @@ def _read_update(reader: ArrayReader, shape: Shape, numbers: NDArray[np.int64]) 
         values[mine] = signed(packed, width)
         if np.any(packed == limit + 1):
             raise ValueError(f"{array_name(shape, f'values{width}')}: value below {-limit}")
-    if dense:
-        indices = np.tile(np.arange(elements, dtype=np.uint16), numbers.size)
-    else:
-        owners = np.repeat(numbers, counts)
-        reader.check(shape, values == 0, owners, "zero among the coefficients")
-        indices = reader.unpack(shape, "indices", owners.size, index_bits(elements)).astype(np.uint16, copy=False)
-        reader.check(shape, indices >= elements, owners, f"index not below {elements}")
-        descends = (indices[1:] <= indices[:-1]) & (owners[1:] == owners[:-1])
-        reader.check(shape, descends, owners[1:], "indices do not ascend")
+    if not dense and not values.all():
+        reader.check(shape, values == 0, np.repeat(numbers, counts), "zero among the coefficients")
+    indices = _read_indices(reader, shape, numbers, counts, "compact")
     return UpdateCoefficients(numbers, counts, indices, values, exponents, bits)
 
 
@@ -253,6 +252,11 @@ def parameters_digest(arrays: Iterable[NDArray[np.float32]]) -> str:
     for array in arrays:
         digest.update(np.ascontiguousarray(array, "<f4").data)
     return digest.hexdigest()
+
+
+def _counts(indices: NDArray[np.uint16]) -> NDArray[np.int64]:
+    """As many per chunk, of indices (chunks, count)."""
+    return np.full(indices.shape[0], indices.shape[1])
 
 
 def _to_bytes(values: NDArray[np.uint16] | NDArray[np.int16] | NDArray[np.int64], dtype: str) -> NDArray[np.uint8]:

@@ -13,6 +13,8 @@ from algorithms.masters import write_flat
 
 __all__ = ["FlatParameters"]
 
+_BLOCK = 1 << 20
+
 
 class FlatParameters:
     """Of a model, in the order of its layout; with what remembers of earlier steps, which may be told to forget.
@@ -44,6 +46,13 @@ class FlatParameters:
     def read_parameters(self, tensors: range) -> NDArray[np.float32]:
         """The float32 values of consecutive tensors of the layout, concatenated."""
         return np.concatenate([np.empty(0, np.float32), *self.values(tensors)])
+
+    def blocks(self, tensors: range, start: int = 0) -> Iterator[bytes]:
+        """What `parameters_digest` is of, from a byte on, in blocks of at most a MiB."""
+        for values in self.values(tensors):
+            data = values.astype("<f4", copy=False).view(np.uint8)
+            yield from (data[begin : begin + _BLOCK].tobytes() for begin in range(start, data.size, _BLOCK))
+            start = max(start - data.size, 0)
 
     @torch.no_grad()
     def write_parameters(self, tensors: range, data: NDArray[np.float32]) -> None:

@@ -1,10 +1,12 @@
-"""The indices of a contribution as bits, k ascending ones per chunk of n elements, and back. numpy only.
+"""Ascending indices in chunks of n elements as bits, and back. numpy only.
 
-`packed` is one array of `ceil(log2 n)` bits per index. `compact` is Elias-Fano coding with a record of fixed size per
-chunk: array `low` has the low l bits of each index; array `high` has a bit string per chunk in which bit
-`(index >> l) + i` is set for its i-th index. Source: docs/decisions/0002-algorithms.md, section 4.
+`packed` is one array of `ceil(log2 n)` bits per index. `compact` is Elias-Fano coding: array `low` has the low l bits
+of each index; array `high` has a bit string per chunk, its record, in which bit `(index >> l) + i` is set for its i-th
+index. Source: docs/decisions/0002-algorithms.md, section 4.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -39,97 +41,109 @@ def index_bits(elements: int) -> int:
     return 0 if is_dense(elements) else (elements - 1).bit_length()
 
 
-def low_bits(elements: int, count: int) -> int:
-    """The l that makes the record of `count` indices smallest; the larger of two equals."""
-    return min(
-        range((elements - 1).bit_length(), -1, -1), key=lambda low: count * low + _high_bits(elements, count, low)
-    )
+def low_bits(elements: int, count: int, chunks: int = 1) -> int:
+    """The l that makes the records of so many chunks, with `count` indices together, smallest; the larger of equals."""
+    return min(range((elements - 1).bit_length(), -1, -1), key=lambda low: count * low + chunks * _zeros(elements, low))
 
 
 def record_bits(elements: int, count: int) -> int:
-    """Bits of a chunk's record in `high`."""
-    return _high_bits(elements, count, low_bits(elements, count))
+    """Bits of a chunk's record in `high`, if all have as many indices."""
+    return count + _zeros(elements, low_bits(elements, count))
 
 
-def _high_bits(elements: int, count: int, low: int) -> int:
-    return count + -(-elements >> low) - 1
+def _zeros(elements: int, low: int) -> int:
+    """Bits of a chunk's record that are 0."""
+    return (elements - 1) >> low
 
 
 def index_sizes(elements: int, count: int, chunks: int, form: Indices) -> dict[str, int]:
-    """The index arrays of `chunks` chunks of one shape and their bytes: `indices`, or `low` and `high` if smaller."""
-    total = chunks * count
-    packed = {"indices": packed_size(total, index_bits(elements))}
+    """The index arrays of `chunks` chunks of one shape, with `count` indices together, and their bytes: `indices`, or
+    `low` and `high` if smaller."""
+    packed = {"indices": packed_size(count, index_bits(elements))}
     if form == "packed" or is_dense(elements):
         return packed
-    compact = {
-        "low": packed_size(total, low_bits(elements, count)),
-        "high": packed_size(chunks, record_bits(elements, count)),
-    }
+    low = low_bits(elements, count, chunks)
+    compact = {"low": packed_size(count, low), "high": packed_size(count + chunks * _zeros(elements, low), 1)}
     return compact if sum(compact.values()) < packed["indices"] else packed
 
 
-def pack_indices(indices: NDArray[np.uint16], elements: int, form: Indices) -> dict[str, NDArray[np.uint8]]:
-    """The arrays that `index_sizes` names, from ascending positions (chunks, count); none for dense chunks."""
+def pack_indices(
+    indices: NDArray[np.uint16], counts: NDArray[np.int64], elements: int, form: Indices
+) -> dict[str, NDArray[np.uint8]]:
+    """The arrays that `index_sizes` names, from positions (n,), `counts` (m,) in each chunk; none for dense chunks."""
     if is_dense(elements):
         return {}
-    chunks, count = indices.shape
-    if "high" not in index_sizes(elements, count, chunks, form):
+    if "high" not in index_sizes(elements, indices.size, counts.size, form):
         return {"indices": pack_bits(indices, index_bits(elements))}
-    low = low_bits(elements, count)
+    low = low_bits(elements, indices.size, counts.size)
     fields = {"low": pack_bits(indices, low)} if low else {}
-    return fields | {"high": _pack_high(indices, low, record_bits(elements, count))}
+    return fields | {"high": _pack_high(indices >> np.uint16(low), counts, _zeros(elements, low))}
 
 
-def _pack_high(indices: NDArray[np.uint16], low: int, record: int) -> NDArray[np.uint8]:
-    chunks, count = indices.shape
-    packed = np.empty(packed_size(chunks, record), np.uint8)
-    step = _tile_chunks(record)
-    places = _places(min(step, chunks), count, record)
-    for start in range(0, chunks, step):
-        part = indices[start : start + step]
-        flags = np.zeros(len(part) * record, np.uint8)
-        flags[(places[: len(part)] + (part >> low)).reshape(-1)] = 1
+def _pack_high(highs: NDArray[np.uint16], counts: NDArray[np.int64], zeros: int) -> NDArray[np.uint8]:
+    packed = np.zeros(packed_size(highs.size + counts.size * zeros, 1), np.uint8)
+    for tile in _tiles(counts, zeros):
+        byte, bit = divmod(tile.first_bit, 8)
+        flags = np.zeros(bit + tile.bits, np.uint8)
+        flags[bit:][tile.places + highs[tile.indices]] = 1
         data = np.packbits(flags, bitorder="little")
-        packed[start * record // 8 :][: data.size] = data
+        packed[byte : byte + data.size] |= data
     return packed
 
 
 def unpack_high(
-    data: NDArray[np.uint8], elements: int, count: int, chunks: int
+    data: NDArray[np.uint8], counts: NDArray[np.int64], elements: int
 ) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
-    """The high bits `index >> l` (chunks, count), and which records have not exactly `count` ones (chunks,).
+    """The high bits `index >> l` (n,), and which records have not as many ones as `counts` says (m,).
 
     Raises ValueError if the size of data or its unused bits are wrong.
     """
-    record = record_bits(elements, count)
-    check_packed(data, record, chunks)
-    highs = np.zeros((chunks, count), np.uint16)
-    wrong = np.zeros(chunks, np.bool_)
-    step = _tile_chunks(record)
-    places = _places(min(step, chunks), count, record)
-    words = places.astype(np.uint16)
-    for start in range(0, chunks, step):
-        part = highs[start : start + step]
-        flags = np.unpackbits(data[start * record // 8 :], count=len(part) * record, bitorder="little").view(np.bool_)
-        ones = np.flatnonzero(flags)
-        if ones.size == part.size and _in_records(ones.reshape(part.shape), places[: len(part), 0], record):
-            # differences are below 2^16, so that their low 16 bits are enough
-            np.subtract(ones.astype(np.uint16).reshape(part.shape), words[: len(part)], out=part)
-        else:
-            wrong[start : start + step] = flags.reshape(-1, record).sum(axis=1) != count
+    total = int(counts.sum())
+    zeros = _zeros(elements, low_bits(elements, total, counts.size))
+    check_packed(data, 1, total + counts.size * zeros)
+    highs = np.zeros(total, np.uint16)
+    wrong = np.zeros(counts.size, np.bool_)
+    for tile in _tiles(counts, zeros):
+        byte, bit = divmod(tile.first_bit, 8)
+        flags = np.unpackbits(data[byte:], count=bit + tile.bits, bitorder="little")[bit:]
+        ones = np.flatnonzero(flags.view(np.bool_))
+        in_records = np.diff(np.searchsorted(ones, tile.edges))
+        wrong[tile.chunks] = in_records != counts[tile.chunks]
+        if not wrong[tile.chunks].any():
+            ones -= tile.places
+            highs[tile.indices] = ones
     return highs, wrong
 
 
-def _tile_chunks(record: int) -> int:
-    """Chunks of a tile: a multiple of 8, so that every tile begins on a byte."""
-    return 8 * max(1, TILE_BITS // (8 * record))
+@dataclass(frozen=True)
+class _Tile:
+    """Consecutive chunks, about TILE_BITS bits of `high`."""
+
+    chunks: slice
+    indices: slice
+    first_bit: int
+    edges: NDArray[np.int64]
+    """(m + 1,) where the records begin and the last one ends, from the first bit on."""
+    places: NDArray[np.int64]
+    """(n,) of the ones if all high bits were 0, from the first bit on."""
+
+    @property
+    def bits(self) -> int:
+        return int(self.edges[-1])
 
 
-def _places(chunks: int, count: int, record: int) -> NDArray[np.int64]:
-    """Where the ones of a tile are if all high bits are 0, (chunks, count)."""
-    return np.arange(chunks)[:, None] * record + np.arange(count)
-
-
-def _in_records(ones: NDArray[np.int64], starts: NDArray[np.int64], record: int) -> bool:
-    """Whether the ascending places of each row (chunks, count) are in the record that begins at its start."""
-    return bool(np.all(ones[:, 0] >= starts) and np.all(ones[:, -1] < starts + record))
+def _tiles(counts: NDArray[np.int64], zeros: int) -> Iterator[_Tile]:
+    first = np.concatenate([[0], np.cumsum(counts)])
+    bits = int(first[-1]) + counts.size * zeros
+    step = max(1, TILE_BITS * counts.size // max(bits, 1))
+    for start in range(0, counts.size, step):
+        stop = min(start + step, counts.size)
+        gaps = np.arange(stop - start + 1) * zeros
+        own = first[start : stop + 1] - first[start]
+        yield _Tile(
+            chunks=slice(start, stop),
+            indices=slice(int(first[start]), int(first[stop])),
+            first_bit=int(first[start]) + start * zeros,
+            edges=own + gaps,
+            places=np.arange(int(own[-1])) + np.repeat(gaps[:-1], counts[start:stop]),
+        )

@@ -29,7 +29,7 @@ def contribution_bytes(layout: ParameterLayout, k: int, codec: Codec, indices: I
         chunks = sum(map(len, blocks))
         count = kept(k, elements, layout.chunk)
         values = packed_size(chunks * count, CODEC_BITS[codec])
-        total += sum(index_sizes(elements, count, chunks, indices).values()) + values + 2 * chunks
+        total += sum(index_sizes(elements, chunks * count, chunks, indices).values()) + values + 2 * chunks
     return total
 
 

@@ -97,13 +97,13 @@ _ONE_SPEC = ("steps", "outer_every", "sites", "fragments", "lr", "k", "data")
 def simulate(
     context: typer.Context,
     spec: Annotated[Path | None, typer.Option(help="simulate this run spec instead of varying the default")] = None,
-    steps: Annotated[int, typer.Option(help="inner steps")] = 200,
+    steps: Annotated[int, typer.Option(help="inner steps", min=1)] = 200,
     outer_every: Annotated[int, typer.Option(help="steps between outer steps; 0: none, and one region", min=0)] = 50,
     sites: Annotated[int, typer.Option(help="how many; about two thirds in west, the rest in east", min=1, max=26)] = 3,
     ranks: Annotated[int, typer.Option(help="training processes per site", min=1, max=64)] = 1,
-    fragments: Annotated[int, typer.Option(help="parts of the parameters that outer-step one by one")] = 2,
+    fragments: Annotated[int, typer.Option(help="parts of the parameters that outer-step one by one", min=1)] = 2,
     lr: Annotated[float, typer.Option(help="peak learning rate")] = 1e-3,
-    k: Annotated[int, typer.Option(help="coefficients sent per chunk of 64 x 64")] = 32,
+    k: Annotated[int, typer.Option(help="coefficients sent per chunk of 64 x 64", min=1)] = 32,
     data: Annotated[Path | None, typer.Option(help="train on this text file or folder", exists=True)] = None,
     out_: Annotated[Path | None, typer.Option("--out", help="write the trained model, as safetensors")] = None,
     report: Annotated[Path | None, typer.Option("--json", help="write the report, as JSON")] = None,
@@ -248,10 +248,17 @@ def show_run(run: str, as_json: AsJson = False) -> None:
 
 
 def _print_members(run: Run) -> None:
-    table = Table("site", "region", "condition", "since", "attempt", "reason")
+    table = Table("site", "region", "condition", "since", "attempt", "version", "reason")
     for member in run.members:
         since, reason = f"{member.since:%Y-%m-%d %H:%M:%S} UTC", member.reason.partition("\n")[0]
-        table.add_row(member.site, member.region, str(member.condition), since, str(member.attempt), reason)
+        table.add_row(
+            member.site,
+            member.region,
+            str(member.condition),
+            since,
+            str(member.attempt),
+            *map(escape, (member.version, reason)),
+        )
     out.print(table)
 
 

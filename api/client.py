@@ -1,8 +1,8 @@
 """CoordinatorClient: the REST API as methods. Used by the command line and by site agents.
 
 The transport is injectable, so that tests and the byte counters see every request. Requests are idempotent by design,
-so that a failed connection, a 429, a 502, a 503, a 504, a 507, or a body that was changed on its way, either way, is
-tried again with the same bytes, no sooner than its Retry-After says.
+so that a failed connection, a 408, a 429, a 502, a 503, a 504, a 507, or a body that was changed on its way, either
+way, is tried again with the same bytes, no sooner than its Retry-After says.
 """
 
 import random
@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -35,7 +35,7 @@ from api.transfers import OtherBytesError, Source, blocks, download, source_of, 
 
 __all__ = ["CoordinatorClient", "UnreachableError"]
 
-_TRY_AGAIN = frozenset({429, 502, 503, 504, 507})
+_TRY_AGAIN = frozenset({408, 429, 502, 503, 504, 507})
 _LONGEST_S = 60.0
 """Of what a Retry-After may ask for."""
 
@@ -394,16 +394,22 @@ class CoordinatorClient:
     def save_blob(self, digest: str, path: Path) -> None:
         """Writes the blob, verified against its name, to a file that is whole or not there."""
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-
-        def write() -> None:
-            with draft.open("wb") as file:
-                file.writelines(self.read_blob(digest))
-
         try:
-            self._verified(write)
+            with draft.open("wb") as file:
+                self.copy_blob(digest, file)
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
+
+    def copy_blob(self, digest: str, file: IO[bytes]) -> None:
+        """Replaces what is in a file by the blob, verified against its name."""
+
+        def write() -> None:
+            file.seek(0)
+            file.truncate()
+            file.writelines(self.read_blob(digest))
+
+        self._verified(write)
 
     @staticmethod
     def _verified(fetch: Callable[[], T]) -> T:

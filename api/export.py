@@ -17,7 +17,7 @@ from api.client import CoordinatorClient
 from api.errors import IsthmusError, NotFoundError
 from api.schemas import Manifest
 
-__all__ = ["export_model", "file_digest"]
+__all__ = ["export_model", "file_digest", "manifest_of"]
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,15 @@ def export_model(client: CoordinatorClient, run: str, path: Path, snapshot: int 
 
     Raises:
         ProblemError: the run has not succeeded, or has no such snapshot.
-        IsthmusError: `path` is a folder; or the coordinator's blobs are not the parameters that the sites ended with.
+        IsthmusError: `path` is a folder, or in one that is not there; or the coordinator's blobs are not the
+            parameters that the sites ended with.
     """
     if path.is_dir():
         raise IsthmusError(f"{path} is a folder: name the file to write, such as {path / 'model.safetensors'}")
+    if not path.parent.is_dir():
+        raise IsthmusError(f"cannot write {path}: there is no folder {path.parent}; make it first")
     model = _trained(client, run) if snapshot is None else _of_snapshot(client, run, snapshot)
     buffers = b"" if model.buffers is None else client.get_blob(model.buffers)
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with draft.open("wb") as file:
@@ -59,6 +61,19 @@ def export_model(client: CoordinatorClient, run: str, path: Path, snapshot: int 
     return digest
 
 
+def manifest_of(client: CoordinatorClient, run: str, number: int) -> Manifest:
+    """Of one of the run's registered snapshots.
+
+    Raises:
+        NotFoundError: there is none of that number.
+    """
+    there = {made.number: made for made in client.snapshots(run).items}
+    if number not in there:
+        listed = ", ".join(map(str, there)) or "none"
+        raise NotFoundError("snapshot_not_found", f"run {run} has no snapshot {number}; its snapshots: {listed}")
+    return Manifest.model_validate_json(client.get_blob(there[number].manifest))
+
+
 def _trained(client: CoordinatorClient, run: str) -> _Source:
     model = client.model(run)
     facts = {"run": run, "step": str(model.step), "digest": model.digest}
@@ -66,11 +81,7 @@ def _trained(client: CoordinatorClient, run: str) -> _Source:
 
 
 def _of_snapshot(client: CoordinatorClient, run: str, number: int) -> _Source:
-    there = {made.number: made for made in client.snapshots(run).items}
-    if number not in there:
-        listed = ", ".join(map(str, there)) or "none"
-        raise NotFoundError("snapshot_not_found", f"run {run} has no snapshot {number}; its snapshots: {listed}")
-    manifest = Manifest.model_validate_json(client.get_blob(there[number].manifest))
+    manifest = manifest_of(client, run, number)
     layout = ParameterLayout.from_json(json.loads(client.get_blob(manifest.layout["blob"])))
     facts = {"run": run, "step": str(manifest.step), "snapshot": str(number)}
     return _Source(facts, layout, manifest.parameters, manifest.buffers, None)

@@ -19,6 +19,7 @@ _BYTES = tuple(f"{kind}bytes_{way}" for kind in ("", "round_", "outer_", "blob_"
 def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
     """A JSON-ready report. Bytes are totals of a site's session; losses are null if the task reported none.
 
+    `wall_s` is from the start of the run to its present status.
     `outer_bytes_*` are those of outer rounds, `blob_bytes_*` of other blobs, as entry 0; a region's are its sites'.
     """
     points = client.metrics(run.id)
@@ -30,7 +31,7 @@ def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
         "run": run.id,
         "status": str(run.status),
         "steps": run.step,
-        "wall_s": round((run.since - run.created_at).total_seconds(), 3),
+        "wall_s": round((run.since - (run.started_at or run.since)).total_seconds(), 3),
         "heldout_loss_start": held_out[0] if held_out else None,
         "heldout_loss_end": held_out[-1] if held_out else None,
         "unigram_loss": _last(points, "unigram_loss"),

@@ -5,8 +5,11 @@ Times are RFC 3339 UTC, durations in seconds, sizes in bytes. Tensors travel apa
 
 import math
 import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -54,6 +57,8 @@ RunId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,79}$")]
 """The run's name and a random end; also a folder's name at sites."""
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256, in lower-case hexadecimal."""
+TaskVersion = Annotated[str, StringConstraints(max_length=100)]
+"""What a site says of the code of a task; nothing if it does not know."""
 Secret = Annotated[str, StringConstraints(min_length=32, max_length=256)]
 _MAX_DEPTH = 32
 _DEFAULTS = Settings()
@@ -67,6 +72,18 @@ class Message(BaseModel):
 
 
 # --- run specification ------------------------------------------------------------------------------------------------
+
+
+class Specification(Message):
+    """What people write: a field that is nearly one of ours is answered with ours."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _are_fields(cls, given: Any) -> Any:
+        for name in sorted(map(str, given.keys() - cls.model_fields.keys()))[:100] if isinstance(given, dict) else ():
+            if close := get_close_matches(name[:80], cls.model_fields, n=1, cutoff=0.75):
+                raise ValueError(f"there is no {name!r}: did you mean {close[0]!r}?")
+        return given
 
 
 Kind = Literal["demo", "adamw", "muon", "sgd", "custom"]
@@ -100,7 +117,7 @@ def _refuse_foreign(given: Any, what: str, owned: dict[str, frozenset[str]], def
         raise ValueError(f"{what} = {chosen} has no setting {', '.join(wrong)}: leave it out")
 
 
-class OptimizerSpec(Message):
+class OptimizerSpec(Specification):
     """What moves the parameters at every inner step; `algorithms.Settings` says more of each setting of DeMo.
 
     Settings that a kind does not have are refused, and are not written either.
@@ -174,7 +191,7 @@ class OptimizerSpec(Message):
         return cast(SettingsDict, {name: getattr(self, name) for name in _SETTINGS})
 
 
-class OuterSpec(Message):
+class OuterSpec(Specification):
     """A DiLoCo outer step over full parameters, every H steps and after the last one."""
 
     every: int = Field(ge=1, description="H, in inner steps")
@@ -201,7 +218,7 @@ class OuterSpec(Message):
         return {name: value for name, value in handler(self).items() if name not in _foreign(_OUTER, self.optimizer)}
 
 
-class RoundsSpec(Message):
+class RoundsSpec(Specification):
     """When a round closes without a site, and what becomes of sites that do not answer."""
 
     min_sites: int = Field(default=1, ge=1, le=4096, description="live sites that a region needs to go on")
@@ -213,14 +230,20 @@ class RoundsSpec(Message):
     )
     late_rounds: int = Field(default=3, ge=1, le=10**6, description="rounds missed in a row that bench a site")
     bench_s: float = Field(default=60.0, gt=0, le=86_400, description="for how long nobody waits for a benched site")
-    restarts: int = Field(default=3, ge=0, le=10**6, description="failures of a site's ranks before it is excluded")
+    restarts: int = Field(
+        default=3,
+        ge=0,
+        le=10**6,
+        description="failures of a site's ranks before it is excluded; before its first step, the same error twice is "
+        "enough",
+    )
     overlap: bool = Field(
         default=False,
         description="a round goes on while the next gradients are computed: each update is applied one step late",
     )
 
 
-class GuardsSpec(Message):
+class GuardsSpec(Specification):
     """What pauses a run for a person to look at it (rule A21). Metrics named `loss` are looked at."""
 
     nonfinite: bool = Field(default=True, description="a site's loss is NaN or infinite")
@@ -229,7 +252,7 @@ class GuardsSpec(Message):
     )
 
 
-class SnapshotsSpec(Message):
+class SnapshotsSpec(Specification):
     """Snapshots: all that the sites share, at one place of every log. With outer steps, right behind an outer round."""
 
     every: int | None = Field(
@@ -238,18 +261,27 @@ class SnapshotsSpec(Message):
     keep: int = Field(default=3, ge=1, le=1000, description="the newest are kept")
 
 
-class BeginSpec(Message):
+class BeginSpec(Specification):
     """What a run begins with, if not with the model as the lowest-named site makes it (rule A3)."""
 
     run: RunId | None = Field(default=None, description="of whose snapshots one is taken")
     snapshot: int | None = Field(default=None, ge=1, description="its number")
     file: Digest | None = Field(default=None, description="a stored blob: a safetensors file with the model's tensors")
+    called: str | None = Field(
+        default=None, max_length=1000, description="the file, by those who have it; for messages"
+    )
 
     @model_validator(mode="after")
     def _is_one_place(self) -> Self:
         if (self.run is None) != (self.snapshot is None) or (self.run is None) == (self.file is None):
             raise ValueError("begin takes run and snapshot, or file")
         return self
+
+    @property
+    def described(self) -> str:
+        if self.file is None:
+            return f"snapshot {self.snapshot} of run {self.run}"
+        return f"file {self.called}" if self.called else f"the file in blob {self.file}"
 
 
 def _plain_json(value: Any, depth: int = 0) -> Any:
@@ -267,7 +299,7 @@ def _plain_json(value: Any, depth: int = 0) -> Any:
     return value
 
 
-class RunSpec(Message):
+class RunSpec(Specification):
     """What to train, where and how."""
 
     name: Name = Field(description="for people; need not be unique")
@@ -291,6 +323,9 @@ class RunSpec(Message):
     outer: OuterSpec | None = None
     rounds: RoundsSpec = RoundsSpec()
     guards: GuardsSpec = GuardsSpec()
+    same_version: bool = Field(
+        default=False, description="only sites with the same version of the task take part; else others are an alarm"
+    )
     part_bytes: int = Field(
         default=PART_BYTES,
         ge=1024,
@@ -328,10 +363,14 @@ class RunSpec(Message):
     def _require_fitting_sites(self) -> None:
         if self.sites and self.regions:
             raise ValueError("give `regions`, which names the sites, or `sites`, not both")
-        names = self.named_sites or []
-        if len(set(names)) < len(names):
+        if twice := sorted(name for name, count in Counter(self.named_sites).items() if count > 1):
             what = "regions" if self.regions else "sites"
-            raise ValueError(f"{what} names a site twice: {', '.join(sorted(names))}")
+            raise ValueError(f"{what} names {', '.join(twice)} more than once")
+        least = self.rounds.min_sites
+        if self.sites and len(self.sites) < least:
+            raise ValueError(f"rounds.min_sites = {least}, and `sites` names {len(self.sites)}: lower it, or add sites")
+        if self.regions and (faults := faults_of_regions(self.regions, self)):
+            raise ValueError("; ".join(faults))
 
     def _require_fitting_exchange(self) -> None:
         if self.exchange == "demo":
@@ -360,6 +399,25 @@ class RunSpec(Message):
     def named_sites(self) -> list[str] | None:
         """Whom the spec asks for; None: all that are online."""
         return [site for sites in self.regions.values() for site in sites] if self.regions else self.sites
+
+
+def faults_of_regions(regions: Mapping[str, Sequence[str]], spec: RunSpec) -> list[str]:
+    """Why a run cannot have these sites by region."""
+    faults = []
+    if len(regions) > 1 and spec.outer is None:
+        faults.append(
+            f"the sites are in regions {', '.join(sorted(regions))}, which would never meet: add `outer` to the spec, "
+            "or name sites of one region"
+        )
+    for region, sites in sorted(regions.items()):
+        if len(sites) < spec.rounds.min_sites:
+            faults.append(f"region {region} has {len(sites)} sites, rounds.min_sites asks for {spec.rounds.min_sites}")
+        if len(sites) > 1 and spec.exchange == "none":
+            faults.append(
+                f"region {region} has sites {', '.join(sorted(sites))}, and with exchange = none a region is one site: "
+                "give each a region of its own by `regions` in the spec, or let them exchange (exchange = demo)"
+            )
+    return faults
 
 
 class Change(Message):
@@ -400,6 +458,7 @@ class SiteRegistration(Message):
     region: Name
     tasks: list[Name] = Field(min_length=1, max_length=256, description="what the site's operator allows")
     ranks: int = Field(default=1, ge=1, le=4096, description="training processes per run")
+    versions: dict[Name, TaskVersion] = Field(default_factory=dict, max_length=256, description="of tasks")
 
 
 class Site(Message):
@@ -407,6 +466,7 @@ class Site(Message):
     region: Name
     tasks: list[Name]
     ranks: int
+    versions: dict[Name, TaskVersion] = Field(default_factory=dict, description="of tasks, as they are now")
     status: SiteStatus
     registered_at: datetime
     lease_until: datetime
@@ -438,6 +498,9 @@ class ProcessReport(Message):
 
 class Heartbeat(Message):
     processes: list[ProcessReport] = Field(default_factory=list, max_length=64)
+    versions: dict[Name, TaskVersion] | None = Field(
+        default=None, max_length=256, description="of tasks; null: as they were"
+    )
 
 
 class Assignment(Message):
@@ -459,6 +522,7 @@ class Seat(Message):
 
     attempt: int = Field(ge=1)
     secret: Secret
+    version: TaskVersion = Field(default="", description="of the task that these ranks will run")
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -508,6 +572,7 @@ class MemberView(Message):
     condition: Condition
     since: datetime = Field(description="when it came into this condition")
     reason: str = Field(description="why it is not active, and what ends that")
+    version: str = Field(default="", description="of the task that its ranks run")
     digest: Digest | None = Field(default=None, description="of the parameters after the last entry")
 
 
@@ -526,6 +591,7 @@ class Run(Message):
     paused_because: str = Field(default="", description="what has paused the run, if nobody asked for it")
     since: datetime
     created_at: datetime
+    started_at: datetime | None = Field(default=None, description="when it was asked to start; null: not yet")
     step: Step
     outer_rounds: int
     members: list[MemberView]
@@ -540,6 +606,7 @@ class JoinRequest(Message):
 
     attempt: int = Field(ge=1)
     layout: dict[str, Any] = Field(description="as ParameterLayout.to_json writes it")
+    buffer_bytes: int = Field(default=0, ge=0, description="of all persistent buffers of the model")
 
 
 class Resume(Message):

@@ -2,13 +2,15 @@
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from algorithms.tensor_file import read_header
 from api.client import CoordinatorClient
 from api.connection import Connection
 from api.errors import IsthmusError
@@ -21,6 +23,7 @@ err = Console(stderr=True)
 
 _PATIENCE_S = 600.0
 _POLL_S = 0.5
+_LONGEST_NAME = 1000
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 
@@ -69,11 +72,27 @@ def list_snapshots(run: str, as_json: AsJson = False) -> None:
 
 
 def begin_with(client: CoordinatorClient, words: str) -> BeginSpec:
-    """Of RUN/N, or of a file, which is uploaded."""
+    """Of RUN/N, or of a file, which is uploaded if it is one of safetensors."""
     path = Path(words)
     if path.is_file():
-        return BeginSpec(file=client.put_blob(path))
+        _require_tensors(path)
+        return BeginSpec(file=client.put_blob(path), called=words[-_LONGEST_NAME:])
     run, _, number = words.rpartition("/")
     if words.endswith(".safetensors") or not run or not number.isdecimal():
         raise IsthmusError(f"--from {words}: there is no such file, and it is no snapshot, which is RUN/NUMBER")
     return BeginSpec(run=run, snapshot=int(number))
+
+
+def _require_tensors(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            read_header(partial(_read, file), path.stat().st_size)
+    except OSError as error:
+        raise IsthmusError(f"--from {path}: cannot read it: {error.strerror}") from None
+    except ValueError as error:
+        raise IsthmusError(f"--from {path}: {error}") from None
+
+
+def _read(file: BinaryIO, start: int, stop: int) -> bytes:
+    file.seek(start)
+    return file.read(stop - start)

@@ -1,13 +1,14 @@
-"""Closes a frozen round: reads, aggregates and writes it part by part, so that memory holds one part at a time (A5)."""
+"""Closes a frozen round: reads, aggregates and writes it part by part, so that memory holds one part at a time (A5).
+
+The arithmetic needs to know the contributions, not that they are committed: it may run ahead.
+"""
 
 import asyncio
 import io
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any
 
 from numpy.typing import NDArray
 
@@ -15,7 +16,7 @@ from algorithms.codec import digest_arrays
 from algorithms.layout import ParameterLayout
 from algorithms.updates import SparseUpdate
 from api.payload import decode_message, encode_message
-from api.schemas import Position
+from api.schemas import OptimizerSpec, Position
 from coordinator.entries import Header, position_after, step_header
 from coordinator.events import Aggregated
 from coordinator.in_force import optimizer_at
@@ -25,7 +26,7 @@ from coordinator.records import RunState, Sent
 from coordinator.rounds import aggregate_part, norms_of, parts_of
 from coordinator.store import Store
 
-__all__ = ["LostContributionError", "Made", "aggregate_round"]
+__all__ = ["Inputs", "LostContributionError", "Made", "Spool", "aggregate_round", "close_round", "inputs_of"]
 
 _IN_MEMORY = 16 << 20
 """Bytes of an update that wait in memory for its header; more of them wait in a file."""
@@ -51,7 +52,6 @@ class Made:
         position: of its entry.
         digests: of the messages of its parts; those in `payloads` are to be stored by the commit, the others are.
         first: the message of part 0; nothing if the entry has no arrays.
-        milliseconds: that the arithmetic took.
     """
 
     event: Aggregated
@@ -59,45 +59,63 @@ class Made:
     digests: Sequence[str]
     payloads: Mapping[str, bytes]
     first: bytes
-    milliseconds: float
 
 
-async def aggregate_round(
-    state: RunState, name: str, layout: ParameterLayout, store: Store, logs: Logs, recent: Recent
-) -> Made:
-    """What has come of a region's frozen round.
+@dataclass(frozen=True)
+class Inputs:
+    """All that the arithmetic of a round depends on, but for the layout; `sent` is by site."""
+
+    run: str
+    sent: Mapping[str, Sent]
+    optimizer: OptimizerSpec
+    part_bytes: int
+
+
+def inputs_of(state: RunState, region: str, step: int, sent: Mapping[str, Sent]) -> Inputs:
+    return Inputs(state.id, sent, optimizer_at(state, region, step), state.spec.part_bytes)
+
+
+async def aggregate_round(inputs: Inputs, layout: ParameterLayout, store: Store, recent: Recent) -> "Spool":
+    """The arrays of the update, part by part; whoever gets them closes them.
 
     Raises:
-        LostContributionError: a contribution that the round lists is not in the store.
+        LostContributionError: a contribution is not in the store.
     """
-    region = state.regions[name]
-    assert region.round is not None
-    started = time.perf_counter()
-    sent, optimizer = region.round.contributions, optimizer_at(state, name, region.round.step)
-    norms = norms_of(sent, optimizer)
-    halvings = {site: norm.halvings for site, norm in norms.items()}
+    sent, optimizer = inputs.sent, inputs.optimizer
+    halvings = {site: norm.halvings for site, norm in norms_of(sent, optimizer).items()}
     tokens = {site: one.tokens for site, one in sent.items()}
-    with _Spool() as spool:
-        for number, chunks in enumerate(parts_of(layout, optimizer, state.spec.part_bytes)):
-            part = await _part(state.id, sent, number, store, recent)
+    spool = Spool()
+    try:
+        for number, chunks in enumerate(parts_of(layout, optimizer, inputs.part_bytes)):
+            part = await _part(inputs.run, sent, number, store, recent)
 
             def work(part: Part = part, chunks: range = chunks) -> None:
                 spool.append(aggregate_part(part, tokens, layout, optimizer, chunks, halvings))
 
             await asyncio.to_thread(work)
-        header = step_header(state, region, tuple(spool.digests), norms)
-        first, digests, payloads = b"", list[str](), dict[str, bytes]()
-        for number in range(len(spool.digests)):
-            message = await asyncio.to_thread(spool.message, number, header)
-            first = first or message
-            if len(spool.digests) == 1:
-                digest, payloads = await logs.kept_or_carried(state.id, message)
-            else:
-                digest = await logs.keep(state.id, message)
-            digests.append(digest)
+    except BaseException:
+        spool.close()
+        raise
+    return spool
+
+
+async def close_round(state: RunState, name: str, spool: "Spool", logs: Logs) -> Made:
+    """What closes a region's frozen round, of the arrays of its update."""
+    region = state.regions[name]
+    assert region.round is not None
+    norms = norms_of(region.round.contributions, optimizer_at(state, name, region.round.step))
+    header = step_header(state, region, tuple(spool.digests), norms)
+    first, digests, payloads = b"", list[str](), dict[str, bytes]()
+    for number in range(len(spool.digests)):
+        message = await asyncio.to_thread(spool.message, number, header)
+        first = first or message
+        if len(spool.digests) == 1:
+            digest, payloads = await logs.kept_or_carried(state.id, message)
+        else:
+            digest = await logs.keep(state.id, message)
+        digests.append(digest)
     event = Aggregated(name, region.round.step, tuple(header["parts"]), norms)
-    milliseconds = (time.perf_counter() - started) * 1e3
-    return Made(event, position_after(header), digests, payloads, first, milliseconds)
+    return Made(event, position_after(header), digests, payloads, first)
 
 
 async def _part(run: str, sent: Mapping[str, Sent], number: int, store: Store, recent: Recent) -> Part:
@@ -113,7 +131,7 @@ async def _part(run: str, sent: Mapping[str, Sent], number: int, store: Store, r
     return found
 
 
-class _Spool:
+class Spool:
     """Arrays of parts, until the digests of all are known that the header of each names: the first of them in memory,
     the others in a file.
     """
@@ -122,15 +140,11 @@ class _Spool:
         self.digests: list[str] = []
         self._room = _IN_MEMORY
         self._held: list[Arrays | range] = []
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
+        self._file: IO[bytes] | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
     def append(self, arrays: Arrays) -> None:
         self.digests.append(digest_arrays(arrays))
@@ -138,12 +152,15 @@ class _Spool:
         if self._room >= 0:
             self._held.append(arrays)
             return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         start = self._file.seek(0, io.SEEK_END)
         self._held.append(range(start, start + self._file.write(encode_message("part", {}, arrays))))
 
     def message(self, number: int, header: Header) -> bytes:
         held = self._held[number]
         if isinstance(held, range):
+            assert self._file is not None
             self._file.seek(held.start)
             held = decode_message("part", self._file.read(len(held)))[1]
         return encode_message("entry", header, held)

@@ -17,15 +17,15 @@ BLOCK = 4 << 20
 Shapes = dict[str, tuple[int, ...]]
 
 
-def start_drafts(origin: Origin, layout: ParameterLayout, blobs: Blobs, size: int) -> list[Draft]:
+def start_drafts(origin: Origin, layout: ParameterLayout, blobs: Blobs, size: int, what: str) -> list[Draft]:
     """The parameters of entry 0 and then, if they come from a file, which has so many bytes, buffers if there are any.
 
-    For the caller to commit or to discard.
+    `what`: what the run begins with, in words. For the caller to commit or to discard.
     """
     if origin.file is None:
         return [concatenated(blobs, origin.parameters)]
-    file = file_tensors(blobs, origin.file, size)
-    parameters = parameters_of(blobs, origin.file, file, layout)
+    file = file_tensors(blobs, origin.file, size, what)
+    parameters = parameters_of(blobs, origin.file, file, layout, what)
     others = other_tensors(blobs, origin.file, file, layout)
     return [parameters] if others is None else [parameters, others]
 
@@ -58,7 +58,7 @@ def _written(blobs: Blobs, blocks: Iterator[bytes]) -> Draft:
 # --- from a file ------------------------------------------------------------------------------------------------------
 
 
-def file_tensors(blobs: Blobs, digest: str, size: int) -> TensorFile:
+def file_tensors(blobs: Blobs, digest: str, size: int, what: str) -> TensorFile:
     """What the file holds, by canonical name.
 
     Raises:
@@ -70,7 +70,7 @@ def file_tensors(blobs: Blobs, digest: str, size: int) -> TensorFile:
         if len(tensors) < len(file.tensors):
             raise ValueError("two tensors have the same canonical name")
     except ValueError as error:
-        raise InvalidError("bad_file", f"the file to begin with, blob {digest}: {error}") from None
+        raise InvalidError("bad_file", f"the run begins with {what}: {error}") from None
     return TensorFile(tensors, file.metadata)
 
 
@@ -98,23 +98,23 @@ def _shape(shapes: Shapes, name: str) -> str:
     return str(list(shapes[name])) if name in shapes else "missing"
 
 
-def parameters_of(blobs: Blobs, digest: str, file: TensorFile, layout: ParameterLayout) -> Draft:
+def parameters_of(blobs: Blobs, digest: str, file: TensorFile, layout: ParameterLayout, what: str) -> Draft:
     """The model's tensors, as float32 in layout order.
 
     Raises:
         InvalidError: one of them is not in floating point.
     """
-    return _written(blobs, _parameters(blobs, digest, file, layout))
+    return _written(blobs, _parameters(blobs, digest, file, layout, what))
 
 
-def _parameters(blobs: Blobs, digest: str, file: TensorFile, layout: ParameterLayout) -> Iterator[bytes]:
+def _parameters(blobs: Blobs, digest: str, file: TensorFile, layout: ParameterLayout, what: str) -> Iterator[bytes]:
     for spec in layout.tensors:
         tensor = file.tensors[spec.name]
         for block in _blocks(blobs, digest, tensor.start, tensor.stop):
             try:
                 yield as_floats(block, tensor.dtype).astype("<f4", copy=False).tobytes()
             except ValueError as error:
-                raise InvalidError("bad_file", f"tensor {spec.name} of the file to begin with: {error}") from None
+                raise InvalidError("bad_file", f"the run begins with {what}, tensor {spec.name}: {error}") from None
 
 
 def other_tensors(blobs: Blobs, digest: str, file: TensorFile, layout: ParameterLayout) -> Draft | None:

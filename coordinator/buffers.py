@@ -6,10 +6,12 @@ import structlog
 
 from algorithms.buffers import mean_block
 from algorithms.tensor_file import StoredTensor, file_header, read_header
+from api.errors import InvalidError
 from coordinator.blobs import Blobs
 from coordinator.drafts import Draft
+from coordinator.kept_blobs import KeptBlobs
 
-__all__ = ["MAX_BYTES", "mean_buffers"]
+__all__ = ["mean_buffers", "require_buffers", "require_small_buffers"]
 
 MAX_BYTES = 256 << 20
 """Of all buffers of a model."""
@@ -19,6 +21,28 @@ BLOCK = 1 << 20
 Tensors = Mapping[str, StoredTensor]
 
 log = structlog.get_logger()
+
+
+def require_small_buffers(size: int, whose: str) -> None:
+    """Raises InvalidError if they are more than every site and the coordinator are sure to hold."""
+    if size > MAX_BYTES:
+        raise InvalidError(
+            "buffers_too_large",
+            f"the buffers of {whose} take {size} bytes, and at most {MAX_BYTES} are taken, since they are averaged and "
+            "sent whole: register with persistent=False what the code can compute again, and make the rest parameters",
+            context={"size": size, "limit": MAX_BYTES},
+        )
+
+
+async def require_buffers(blobs: KeptBlobs, digest: str | None, run: str, site: str) -> None:
+    """What a site says that its buffers are, if it has some, is to be referred to, and stays for that.
+
+    Raises:
+        NotFoundError: it is not stored.
+        InvalidError: it is too large.
+    """
+    if digest is not None:
+        require_small_buffers(await blobs.require(digest, run), f"site {site}")
 
 
 def mean_buffers(blobs: Blobs, copies: Sequence[tuple[str, int]], sizes: Mapping[str, int]) -> Draft | None:
@@ -45,7 +69,7 @@ def mean_buffers(blobs: Blobs, copies: Sequence[tuple[str, int]], sizes: Mapping
 
 
 def _tensors(blobs: Blobs, digest: str, size: int) -> Tensors | None:
-    if size > MAX_BYTES:
+    if size > MAX_BYTES:  # a model's buffers may have grown since it joined
         return None
     try:
         return read_header(lambda start, stop: blobs.read(digest, start, stop), size).tensors

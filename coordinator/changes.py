@@ -12,7 +12,10 @@ from coordinator.in_force import in_force_at, with_changes
 from coordinator.records import Region, RunState
 from coordinator.transitions import Transition, append, going_on, with_, with_region
 
-__all__ = ["change_requested", "changed"]
+__all__ = ["MOST_CHANGES", "change_requested", "changed"]
+
+MOST_CHANGES = 200
+"""Of one run: all of them are in its state, which is written at every step."""
 
 
 def change_requested(event: ChangeRequested, state: RunState, now: datetime) -> Transition:
@@ -38,6 +41,12 @@ def change_requested(event: ChangeRequested, state: RunState, now: datetime) -> 
             "step_open",
             f"step {change.from_step} of run {state.id} is open or done: from_step must be at least {newest + 1}",
             context={"from_step": newest + 1},
+        )
+    if len(state.changes) >= MOST_CHANGES:
+        raise ConflictError(
+            "too_many_changes",
+            f"run {state.id} has {MOST_CHANGES} changes of settings, and no run can have more: begin another run where "
+            "this one is: `isthmus run snapshot`, then `isthmus run start SPEC --from RUN/N`",
         )
     changes = sorted((*state.changes, change), key=lambda one: one.from_step)
     return Transition(with_(state, changes=tuple(changes)))

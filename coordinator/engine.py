@@ -7,7 +7,7 @@ so that a wake-up that is lost costs a second and nothing more.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,12 +16,13 @@ from redis.exceptions import RedisError
 
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError, StorageFullError
-from coordinator.aggregation import LostContributionError, aggregate_round
+from coordinator.aggregation import Inputs, LostContributionError, Spool, aggregate_round, close_round, inputs_of
+from coordinator.ahead import Ahead
 from coordinator.beginnings import start_drafts
 from coordinator.blobs import in_thread
 from coordinator.buffers import mean_buffers
 from coordinator.commits import Change, Commits, Messages, Payloads
-from coordinator.events import Averaged, Event, SnapshotRegistered, StartMade, StorageFull, WorkFailed
+from coordinator.events import Averaged, Contributed, Event, SnapshotRegistered, StartMade, StorageFull, WorkFailed
 from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
@@ -52,6 +53,7 @@ class Engine:
         self._logs = logs
         self._recent = recent
         self._commits = Commits(store, self._committed)
+        self._ahead = Ahead(self._spool)
         self._waiting: dict[str, set[_Waiter]] = {}
         self._assignments_changed = asyncio.Event()
         self._jobs: dict[tuple[str, Job], asyncio.Task[None]] = {}
@@ -62,6 +64,10 @@ class Engine:
     ) -> RunState:
         """The run's state after `event`, committed with what else `Change` says; a lost race is run again."""
         return await self._commits.apply(run, Change(event, messages or {}, payloads or {}))
+
+    def validated(self, state: RunState, event: Contributed) -> None:
+        """Is about to be applied: what follows from it may be begun."""
+        self._ahead.arrived(state, event)
 
     def _committed(self, before: RunState, after: RunState) -> None:
         if after != before:
@@ -74,6 +80,9 @@ class Engine:
             if change not in before.changes:
                 log.info("change", run=after.id, **change.model_dump(exclude_none=True))
         _log_members(before, after)
+        if after.status.terminal:
+            for region in after.regions:
+                self._ahead.drop(after.id, region)
         self.work(after)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
@@ -136,6 +145,7 @@ class Engine:
     async def close(self) -> None:
         """Answers every open poll and drops unfinished work: whoever ticks next finds it again."""
         self._closing = True
+        self._ahead.close()
         self._assignments_changed.set()
         for waiter in (waiter for waiters in self._waiting.values() for waiter in waiters):
             waiter.wake(None)
@@ -175,15 +185,15 @@ class Engine:
             if isinstance(error, StorageFullError):
                 await self.apply(run, StorageFull(f"{_described(job)} failed: {error}"))
                 return
-            log.error("job failed, to be tried again", run=run, job=str(job), error=str(error))
-            await self.apply(
-                run, WorkFailed(f"step {state.step}: {_described(job)} failed, to be tried again: {error}")
-            )
+            log.error("job failed", run=run, job=str(job), error=str(error))
+            again = f"step {state.step}: {_described(job)} failed, to be tried again: {error}"
+            final = error.code == "bad_file"
+            await self.apply(run, WorkFailed(str(error) if final else again, final))
 
     async def _worked(self, state: RunState, job: Job, layout: ParameterLayout) -> None:
         try:
             if isinstance(job, AggregateRound):
-                await self._aggregate(state, job, layout)
+                await self._close_round(state, job)
             elif isinstance(job, MakeStart):
                 await self.apply(state.id, StartMade(await self._start(state, layout)))
             elif isinstance(job, WriteManifest):
@@ -195,10 +205,11 @@ class Engine:
             raise unavailable(error) from error
 
     async def _start(self, state: RunState, layout: ParameterLayout) -> Start:
-        origin = state.origin
+        origin, begin = state.origin, state.spec.begin
         assert origin is not None
+        assert begin is not None
         size = 0 if origin.file is None else await self._blobs.stored.size(origin.file)
-        drafts = await in_thread(start_drafts, origin, layout, self._blobs.stored, size)
+        drafts = await in_thread(start_drafts, origin, layout, self._blobs.stored, size, begin.described)
         try:
             parameters, *buffers = [await self._blobs.keep(draft, state.id) for draft in drafts]
         finally:
@@ -206,17 +217,26 @@ class Engine:
                 draft.discard()
         return Start(parameters=parameters, buffers=buffers[0] if buffers else origin.buffers)
 
-    async def _aggregate(self, state: RunState, job: AggregateRound, layout: ParameterLayout) -> None:
+    async def _spool(self, state: RunState, inputs: Inputs) -> Spool:
+        return await aggregate_round(inputs, await self._layouts.of(state), self._store, self._recent)
+
+    async def _close_round(self, state: RunState, job: AggregateRound) -> None:
+        round_ = state.regions[job.region].round
+        assert round_ is not None
+        started = time.perf_counter()
+        inputs = inputs_of(state, job.region, job.step, round_.contributions)
         try:
-            made = await aggregate_round(state, job.region, layout, self._store, self._logs, self._recent)
+            spool = await self._ahead.take(job.region, inputs) or await self._spool(state, inputs)
         except LostContributionError as error:
             await self._missing(state.id, job, error.site)
             return
+        with closing(spool):
+            made = await close_round(state, job.region, spool, self._logs)
         aggregated = time.perf_counter()
         after = await self.apply(state.id, made.event, {made.position.seq: made.digests}, made.payloads)
         if made.first and after.regions[job.region].head == made.position:
             ready = time.perf_counter()
-            timing = {"aggregate": made.milliseconds, "close": (ready - aggregated) * 1e3}
+            timing = {"aggregate": (aggregated - started) * 1e3, "close": (ready - aggregated) * 1e3}
             update = Update(made.first, made.digests[0], timing, ready)
             self._recent.updates.put((state.id, job.region, job.step, 0), update, len(made.first))
 

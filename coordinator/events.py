@@ -61,6 +61,8 @@ class SeatTaken:
     site: str
     attempt: int
     seat: str
+    version: str = ""
+    """Of the task that they will run."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ class SiteLost:
 
 @dataclass(frozen=True)
 class SiteBack:
-    """The site's agent was heard again. `ranks`: it still has those of this attempt, or says how they ended."""
+    """The site's agent was heard again, or was started again within its lease. `ranks`: it still has those of this
+    attempt, or says how they ended.
+    """
 
     site: str
     ranks: bool = True

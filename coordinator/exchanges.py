@@ -60,6 +60,7 @@ class Exchanges:
             return await self._answer_closed(run, region, step, site, "contributors", whole)
         taken = await self._contributions.take(state, region, step, site, attempt, part, body)
         if isinstance(taken, Complete):
+            self._engine.validated(state, taken.event)
             answer = await self._take_in(run, taken.event, wait if last else 0.0, taken.payloads)
             return answer.timed(validate=taken.validate)
         if last:

@@ -52,7 +52,7 @@ def start_requested(event: StartRequested, state: RunState, now: datetime) -> Tr
     require_status(state, RunStatus.PENDING, to="start")
     members = {site: Member(site=site, region=region, since=now) for site, region in sorted(event.sites.items())}
     regions = {name: Region(name=name) for name in sorted(set(event.sites.values()))}
-    state = with_(state, members=members, regions=regions)
+    state = with_(state, members=members, regions=regions, started_at=now)
     return Transition(in_status(state, RunStatus.STARTING, now))
 
 

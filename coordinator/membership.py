@@ -2,6 +2,7 @@
 and removed. Pure.
 """
 
+import re
 from datetime import datetime
 
 from api.errors import ConflictError, NotFoundError
@@ -27,6 +28,7 @@ from coordinator.transitions import (
     with_,
     with_member,
 )
+from coordinator.versions import with_version
 
 __all__ = [
     "caught_up",
@@ -43,6 +45,7 @@ __all__ = [
 NEAR = 4
 """Entries by which a site may be behind when it becomes active."""
 
+_RANK = re.compile(r"^rank \d+: |\[rank\d+\]: ")
 _ALIVE = (RunStatus.STARTING, RunStatus.RUNNING, RunStatus.PAUSED)
 
 
@@ -90,7 +93,8 @@ def seat_taken(event: SeatTaken, state: RunState, now: datetime) -> Transition:
     require_status(state, *_ALIVE, to="start ranks")
     if event.seat == member.seat:
         return Transition(state)
-    return Transition(rejoining(state, event.site, attempt=event.attempt, seat=event.seat))
+    state = rejoining(state, event.site, attempt=event.attempt, seat=event.seat)
+    return Transition(with_version(state, event.site, event.version))
 
 
 def layout_presented(event: LayoutPresented, state: RunState, now: datetime) -> Transition:
@@ -152,7 +156,22 @@ def processes_gone(event: ProcessesGone, state: RunState, now: datetime) -> Tran
     state = with_member(state, event.site, failures=failures, failure=failure)
     if failures > state.spec.rounds.restarts:
         return Transition(_excluded(state, event.site, failure))
+    if failures > 1 and _no_accident(event, state) and _error(failure) == _error(member.failure):
+        return Transition(_excluded(state, event.site, f"the same twice before its first step, {failure}"))
     return Transition(rejoining(state, event.site, attempt=member.attempt + 1))
+
+
+def _no_accident(event: ProcessesGone, state: RunState) -> bool:
+    """Whether ranks that end like this before they have come to anything will do so again: they were not killed, and
+    say what is wrong, or end by themselves.
+    """
+    new = state.members[event.site].listed == 0 and (state.has_rounds or state.outer_rounds == 0)
+    return new and (event.exit_code == 0 or (0 < (event.exit_code or 0) < 128 and bool(event.detail.strip())))
+
+
+def _error(failure: str) -> str:
+    """What went wrong, at whatever rank."""
+    return _RANK.sub("", failure.partition("\n")[0])
 
 
 def _failure(event: ProcessesGone, state: RunState) -> str:
@@ -172,9 +191,14 @@ def _failure(event: ProcessesGone, state: RunState) -> str:
 
 
 def site_lost(event: SiteLost, state: RunState, now: datetime) -> Transition:
-    """Nobody waits for the site until it is heard again; what its ranks have, they keep."""
+    """Nobody waits for the site until it is heard again; what its ranks have, they keep.
+
+    One of which nothing is wanted any more is not missed.
+    """
     member = state.members.get(event.site)
     if member is None or member.away or state.status.terminal:
+        return Transition(state)
+    if member.final is not None and (state.spec.outer is not None or state.final_stored):
         return Transition(state)
     return Transition(with_member(state, event.site, away=event.because))
 
@@ -182,14 +206,14 @@ def site_lost(event: SiteLost, state: RunState, now: datetime) -> Transition:
 def site_back(event: SiteBack, state: RunState, now: datetime) -> Transition:
     """Waited for again if it has kept its ranks; or else others are about to take a seat, and to catch up."""
     member = state.members.get(event.site)
-    if member is None or not member.away or state.status.terminal:
+    if member is None or (not member.away and event.ranks) or state.status.terminal:
         return Transition(state)
     state = with_member(state, event.site, away="")
     if event.ranks or member.gone or member.final is not None:
         return Transition(state)
     if state.outer is not None:
         state = with_(state, outer=_without(state.outer, event.site))
-    return Transition(with_member(state, event.site, caught_up=False))
+    return Transition(with_member(state, event.site, caught_up=False, version=None))
 
 
 # --- administrators ---------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def arrived(event: Arrived, state: RunState, now: datetime) -> Transition:
     if state.has_rounds or not next_one or (member.arrived is not None and member.arrived.number == event.number):
         return Transition(state)
     arrival = Arrival(number=event.number, tokens=event.tokens)
-    return Transition(with_member(state, event.site, arrived=arrival, away="", benched_until=None))
+    return Transition(with_member(state, event.site, arrived=arrival, failures=0, away="", benched_until=None))
 
 
 def announced(event: Announced, state: RunState, now: datetime) -> Transition:

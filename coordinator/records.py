@@ -97,12 +97,14 @@ class Member(Record):
 
     Attributes:
         since: when it came into its present condition.
+        version: of the task that its ranks run, as its agent says; None without ranks.
         seat: hash of what its ranks are known by; None before they start.
         ready: they have presented their layout.
         caught_up: they hold the head of the region's log, or have since they did.
         gone: they have ended after all that was asked of them; or, in a run that stops, ended at all.
         final: the digest that they ended with.
-        failures: of ranks, since the last contribution that was accepted; `failure` is the last one.
+        failures: of ranks, since they last came to something: a contribution that was accepted, or, without rounds, an
+            outer round; `failure` is the last one.
         delays: seconds from the first answer of a round to its own, the last few, late ones among them.
         missed: rounds in a row that closed without its answer.
         late: the first of those that its ranks may still be busy with.
@@ -117,6 +119,7 @@ class Member(Record):
     since: datetime
     attempt: int = 1
     seat: str | None = None
+    version: str | None = None
     ready: bool = False
     caught_up: bool = False
     gone: bool = False
@@ -264,6 +267,7 @@ class RunState(Record):
     id: str
     spec: RunSpec
     created_at: datetime
+    started_at: datetime | None = None
     since: datetime
     status: RunStatus = RunStatus.PENDING
     ended_because: str = ""

@@ -18,6 +18,7 @@ from api.schemas import RunStatus
 from api.service import Answer, FoundBlob, Principal
 from coordinator.access import Access
 from coordinator.blobs import Blobs
+from coordinator.buffers import require_buffers, require_small_buffers
 from coordinator.contributions import Contributions
 from coordinator.engine import Engine
 from coordinator.events import (
@@ -218,15 +219,15 @@ class CoordinatorService:
         return run_view(await self._engine.apply(run, ChangeRequested(change)))
 
     async def add_site(self, run: str, site: str) -> schemas.Run:
-        spec = (await self._store.load(run)).state.spec
-        return run_view(await self._engine.apply(run, SiteAdded(site, await self._sites.region_of(site, spec))))
+        state = (await self._store.load(run)).state
+        return run_view(await self._engine.apply(run, SiteAdded(site, await self._sites.region_of(site, state))))
 
     async def exclude_site(self, run: str, site: str) -> schemas.Run:
         return run_view(await self._engine.apply(run, SiteRemoved(site, "removed by an administrator")))
 
     async def take_seat(self, run: str, site: str, seat: schemas.Seat) -> None:
         secret_hash = hashed(seat.secret)
-        event = SeatTaken(site, seat.attempt, secret_hash)
+        event = SeatTaken(site, seat.attempt, secret_hash, seat.version)
         transition((await self._store.load(run)).state, event, await self._store.now())
         principal = {"scope": "ranks", "run": run, "site": site, "attempt": seat.attempt}
         await self._store.tokens.claim(secret_hash, principal, for_good=False)
@@ -234,6 +235,7 @@ class CoordinatorService:
 
     async def join(self, run: str, site: str, request: schemas.JoinRequest) -> schemas.JoinReply:
         state = (await self._store.load(run)).state
+        require_small_buffers(request.buffer_bytes, f"the model at site {site}")
         layout = await asyncio.to_thread(checked_layout, request.layout, state.spec)
         if state.layout is not None:
             require_same_layout(layout, await self._layouts.of(state), site)
@@ -268,15 +270,13 @@ class CoordinatorService:
                 f"the parameters have {size} bytes; the layout's {layout.parameter_count} float32 elements take "
                 f"{parameters_bytes(layout)}",
             )
-        if start.buffers is not None:
-            await self._blobs.require(start.buffers, run)
+        await require_buffers(self._blobs, start.buffers, run, site)
         entry = Start(parameters=start.parameters, buffers=start.buffers)
         await self._engine.apply(run, StartUploaded(site, attempt, entry))
 
     async def report_final(self, run: str, site: str, attempt: int, report: schemas.FinalReport) -> schemas.FinalReply:
         stored = await self._blobs.stays(report.digest, run)
-        if report.buffers is not None:
-            await self._blobs.require(report.buffers, run)
+        await require_buffers(self._blobs, report.buffers, run, site)
         event = FinalReported(site, attempt, report.seq, report.digest, stored, report.buffers)
         state = await self._engine.apply(run, event)
         wanted = state.spec.outer is None and not state.final_stored and site == state.model_site

@@ -15,6 +15,7 @@ from coordinator.records import RunState
 from coordinator.settings import Settings
 from coordinator.store import SiteRecord, Store
 from coordinator.tokens import hashed
+from coordinator.versions import differing, other_version
 
 __all__ = ["Sites"]
 
@@ -30,7 +31,10 @@ class Sites:
     # --- registration -------------------------------------------------------------------------------------------------
 
     async def register(self, name: str, registration: schemas.SiteRegistration) -> schemas.Registered:
-        """Takes a site in; again with the same secret, it only updates what the site says of itself (C9)."""
+        """Takes a site in; again with the same secret, it only updates what the site says of itself (C9).
+
+        An agent registers when it starts: it has no ranks then, whatever it had before.
+        """
         if registration.protocol_version not in schemas.SUPPORTED_PROTOCOLS:
             raise UpgradeRequiredError(
                 "protocol_version",
@@ -53,10 +57,13 @@ class Sites:
             ranks=registration.ranks,
             secret_hash=secret_hash,
             registered_at=known.registered_at if known else now,
+            versions=registration.versions,
         )
         await self._store.tokens.claim(secret_hash, {"scope": "site", "site": name})
         await self._store.save_site(record)
         until = await self._renew(name, now)
+        for state in await self._active(name):
+            await self._engine.apply(state.id, SiteBack(name, ranks=False))
         return schemas.Registered(
             site=_view(record, until, now), lease_s=self._settings.lease_s, heartbeat_s=self._settings.heartbeat_s
         )
@@ -113,8 +120,9 @@ class Sites:
         Waits while that is what runs already.
         """
         record = await self._record(name)
-        if record.left:
-            await self._store.save_site(record.model_copy(update={"left": False}))
+        versions = record.versions if heartbeat.versions is None else heartbeat.versions
+        if record.left or versions != record.versions:
+            await self._store.save_site(record.model_copy(update={"left": False, "versions": versions}))
         await self._renew(name, await self._store.now())
         await self._take_in(name, heartbeat)
         wanted = (process for process in heartbeat.processes if process.state is not ProcessState.STOPPING)
@@ -189,19 +197,25 @@ class Sites:
             others = f"; online are {', '.join(site.name for site in online)}" if online else ""
             faults.append(f"no site that allows task {spec.task!r} is online{others}: start one with `isthmus agent`")
         places = {name: _region(name, there[name].region, spec) for name in names if name in there}
-        faults += _faults_of_regions(places, spec)
+        faults += schemas.faults_of_regions(_by_region(places), spec)
+        if spec.same_version and not faults:
+            versions = {name: there[name].versions.get(spec.task, "") for name in names}
+            faults += [because] if (because := differing(versions, spec.task)) else []
         if faults:
             raise ConflictError("sites_not_ready", "the run cannot start: " + "; ".join(faults), errors=faults)
         return places
 
-    async def region_of(self, name: str, spec: schemas.RunSpec) -> str:
+    async def region_of(self, name: str, state: RunState) -> str:
         """The region of a site that is to be added to a run.
 
         Raises:
-            ConflictError: it is unknown, away or unwilling.
+            ConflictError: it is unknown, away or unwilling, or has another version of the task where one is asked for.
         """
+        spec = state.spec
         site = next((site for site in await self.all() if site.name == name), None)
         fault = _fault(name, site, spec)
+        if site is not None and spec.same_version:
+            fault = fault or other_version(state, name, site.versions.get(spec.task, ""))
         if site is None or fault:
             raise ConflictError("sites_not_ready", f"site {name} cannot be added: {fault}")
         return _region(name, site.region, spec)
@@ -212,26 +226,12 @@ def _region(name: str, registered: str, spec: schemas.RunSpec) -> str:
     return next((region for region, sites in (spec.regions or {}).items() if name in sites), registered)
 
 
-def _faults_of_regions(places: Mapping[str, str], spec: schemas.RunSpec) -> list[str]:
+def _by_region(places: Mapping[str, str]) -> dict[str, list[str]]:
     """`places`: region by site."""
     sites: dict[str, list[str]] = {}
     for name, region in sorted(places.items()):
         sites.setdefault(region, []).append(name)
-    faults = []
-    if len(sites) > 1 and spec.outer is None:
-        faults.append(
-            f"the sites are in regions {', '.join(sorted(sites))}, which would never meet: add `outer` to the spec, or "
-            "name sites of one region"
-        )
-    for region, there in sorted(sites.items()):
-        if len(there) < spec.rounds.min_sites:
-            faults.append(f"region {region} has {len(there)} sites, rounds.min_sites asks for {spec.rounds.min_sites}")
-        if len(there) > 1 and spec.exchange == "none":
-            faults.append(
-                f"region {region} has sites {', '.join(there)}, and with exchange = none a region is one site: give "
-                "each a region of its own by `regions` in the spec, or let them exchange (exchange = demo)"
-            )
-    return faults
+    return sites
 
 
 def _fault(name: str, site: schemas.Site | None, spec: schemas.RunSpec) -> str:
@@ -260,6 +260,7 @@ def _view(record: SiteRecord, until: datetime | None, now: datetime) -> schemas.
         region=record.region,
         tasks=record.tasks,
         ranks=record.ranks,
+        versions=record.versions,
         status=status,
         registered_at=record.registered_at,
         lease_until=until or record.registered_at,

@@ -10,8 +10,9 @@ from api import schemas
 from api.errors import ConflictError, InvalidError, ProblemError
 from api.payload import digest_json
 from coordinator.beginnings import file_tensors, require_same_tensors
+from coordinator.buffers import require_buffers, require_small_buffers
 from coordinator.engine import Engine
-from coordinator.events import SnapshotAsked, SnapshotRequested, SnapshotTaken
+from coordinator.events import SnapshotAsked, SnapshotRequested, SnapshotTaken, WorkFailed
 from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
@@ -51,7 +52,7 @@ class Snapshots:
             return None
         if begin.file is not None:
             await self._blobs.require(begin.file, run)
-            await self._file(begin.file)
+            await self._file(begin)
             return Origin(file=begin.file)
         assert begin.run is not None
         state = (await self._store.load(begin.run)).state
@@ -66,24 +67,40 @@ class Snapshots:
             momenta=contents.momenta,
         )
 
-    async def _file(self, digest: str) -> TensorFile:
+    async def _file(self, begin: schemas.BeginSpec) -> TensorFile:
         blobs = self._blobs.stored
-        return await asyncio.to_thread(file_tensors, blobs, digest, await blobs.size(digest))
+        assert begin.file is not None
+        return await asyncio.to_thread(file_tensors, blobs, begin.file, await blobs.size(begin.file), begin.described)
 
     async def require_same_model(self, layout: ParameterLayout, state: RunState) -> None:
-        """Raises ConflictError, naming tensors, if the run begins with another model's parameters."""
-        origin = state.origin
+        """If the run begins with another model's parameters, or a file with too much besides them, it ends: no site
+        could ever join it.
+
+        Raises:
+            ConflictError: names the tensors that differ.
+            InvalidError: of what is too much.
+        """
+        try:
+            await self._compare_models(layout, state)
+        except (ConflictError, InvalidError) as error:
+            await self._engine.apply(state.id, WorkFailed(str(error), final=True))
+            raise
+
+    async def _compare_models(self, layout: ParameterLayout, state: RunState) -> None:
+        begin, origin = state.spec.begin, state.origin
+        assert begin is not None
         assert origin is not None
-        if origin.file is not None:
-            file = await self._file(origin.file)
+        if begin.file is not None:
+            file = await self._file(begin)
             shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-            require_same_tensors(layout, shapes, "a file", more=True)
+            require_same_tensors(layout, shapes, begin.described, more=True)
+            buffers = (tensor for name, tensor in file.tensors.items() if name not in layout.index)
+            require_small_buffers(sum(tensor.stop - tensor.start for tensor in buffers), begin.described)
             return
         assert origin.layout is not None
         other = await self._layouts.read(origin.layout)
         shapes = {tensor.name: tensor.shape for tensor in other.tensors}
-        assert state.spec.begin is not None
-        require_same_tensors(layout, shapes, f"snapshot {state.spec.begin.snapshot} of run {state.spec.begin.run}")
+        require_same_tensors(layout, shapes, begin.described)
 
     # --- a site's part ------------------------------------------------------------------------------------------------
 
@@ -102,8 +119,7 @@ class Snapshots:
         size, wanted = await self._blobs.require(upload.parameters, run), parameters_bytes(layout)
         if size != wanted:
             raise InvalidError("wrong_size", f"the parameters have {size} bytes; those of the layout take {wanted}")
-        if upload.buffers is not None:
-            await self._blobs.require(upload.buffers, run)
+        await require_buffers(self._blobs, upload.buffers, run, site)
         header = await self._logs.header(run, state.members[site].region, upload.position.seq)
         if (digest_json(header), header["step"]) != (upload.position.hash, upload.step):
             raise ConflictError("off_chain", f"entry {upload.position.seq} of site {site} is not in its region's log")

@@ -15,7 +15,7 @@ from typing import Any
 
 import redis.asyncio
 import structlog
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from api import schemas
@@ -178,6 +178,7 @@ class SiteRecord(Record):
     secret_hash: str
     registered_at: datetime
     left: bool = False
+    versions: dict[str, str] = Field(default_factory=dict)
 
 
 def unavailable(error: Exception) -> ProblemError:
@@ -289,14 +290,16 @@ class Store:
             raise NotFoundError(
                 "run_not_found", f"there is no run {run!r}; `isthmus run list` shows the runs there are"
             )
-        return self._see(Versioned(RunState.model_validate_json(state), version.decode()))
+        found = Versioned(RunState.model_validate_json(state), version.decode())
+        if self.seen(run) is seen:  # or else somebody has written or read another one meanwhile, which may be newer
+            self._see(found)
+        return found
 
-    def _see(self, found: Versioned) -> Versioned:
+    def _see(self, found: Versioned) -> None:
         self._states[found.state.id] = found
         self._states.move_to_end(found.state.id)
         while len(self._states) > _STATES_KEPT:
             self._states.popitem(last=False)
-        return found
 
     async def runs(self) -> list[str]:
         """Newest first."""

@@ -18,6 +18,7 @@ def run_view(state: RunState) -> schemas.Run:
         paused_because=state.paused_because,
         since=state.since,
         created_at=state.created_at,
+        started_at=state.started_at,
         step=state.step,
         outer_rounds=state.outer_rounds,
         members=[_member_view(member, state) for member in state.members.values()],
@@ -55,4 +56,5 @@ def _member_view(member: Member, state: RunState) -> schemas.MemberView:
         since=member.since,
         reason=reason_of(member, state),
         digest=member.final,
+        version=member.version or "",
     )

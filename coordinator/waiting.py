@@ -12,6 +12,8 @@ from coordinator.records import FragmentRound, Member, Region, RunState
 
 __all__ = ["reason_of", "waiting_for"]
 
+_WITHOUT = "the run has ended without it"
+
 
 def waiting_for(state: RunState) -> str:
     """A sentence: what this run is waiting for, or why it ended."""
@@ -23,9 +25,7 @@ def waiting_for(state: RunState) -> str:
         case RunStatus.RUNNING:
             return _going_on(state)
         case RunStatus.PAUSED:
-            paused = f"paused: {state.paused_because}" if state.paused_because else "paused"
-            words = "" if state.storage_full else _going_on(state)
-            return f"{paused}, `isthmus run resume` goes on{words and '; '}{words}"
+            return _paused(state)
         case RunStatus.STOPPING:
             there = [member.site for member in state.members.values() if member.present and not member.gone]
             return f"waiting for the processes at {_names(there)} to end"
@@ -38,14 +38,16 @@ def reason_of(member: Member, state: RunState) -> str:
         case Condition.EXCLUDED:
             return member.excluded
         case Condition.AWAY:
-            return f"{member.away}; a heartbeat brings it back"
+            return f"{member.away}; {_WITHOUT if state.status.terminal else 'a heartbeat brings it back'}"
         case Condition.BENCHED:
             assert member.benched_until is not None
             usual = f", its answers come {median(member.delays):.0f} s after the first" if member.delays else ""
-            until = _clock(member.benched_until)
-            return f"missed {member.missed} rounds in a row{usual}; back when it has caught up, but not before {until}"
+            until = f"back when it has caught up, but not before {_clock(member.benched_until)}"
+            return f"missed {member.missed} rounds in a row{usual}; {_WITHOUT if state.status.terminal else until}"
         case Condition.JOINING:
             there = "replay the log" if state.going_on else "wait for the start"
+            if state.status.terminal:
+                there = f"had not caught up; {_WITHOUT}"
             if state.going_on and not state.has_rounds and arrived_at(state, state.outer_rounds + 1):
                 there = f"wait for outer round {state.outer_rounds + 1}, for which others have arrived already"
             doing = f"its ranks {there if member.ready else 'have not joined'}"
@@ -96,6 +98,19 @@ def _starting(state: RunState) -> str:
 # --- while it runs ----------------------------------------------------------------------------------------------------
 
 
+def _paused(state: RunState) -> str:
+    """Of a run whose steps are done nothing is left to be resumed."""
+    paused = f"paused: {state.paused_because}" if state.paused_because else "paused"
+    words = "" if state.storage_full else _going_on(state)
+    if words and _is_done(state):
+        return f"{paused}; {words}"
+    return f"{paused}, `isthmus run resume` goes on{words and '; '}{words}"
+
+
+def _is_done(state: RunState) -> bool:
+    return state.outer is None and state.step == state.spec.steps and not outer_round_due(state, state.step)
+
+
 def _going_on(state: RunState) -> str:
     if state.outer is not None:
         return _outer(state)
@@ -107,7 +122,7 @@ def _going_on(state: RunState) -> str:
             return ""
         absent = _absent(state, state.members.values())
         return f"outer round {state.outer_rounds + 1} is due, no site is there: {absent}"
-    if state.step == state.spec.steps:
+    if _is_done(state):
         return _end(state)
     return "" if state.has_rounds else _on_their_way(state)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import structlog
 
 from api.client import CoordinatorClient, UnreachableError
-from api.errors import NotFoundError, ProblemError, UnauthorizedError
+from api.errors import ConflictError, NotFoundError, ProblemError, UnauthorizedError
 from api.schemas import (
     PROTOCOL_VERSION,
     Assignment,
@@ -145,6 +145,7 @@ class Daemon:
             region=self._settings.region,
             tasks=list(self._settings.tasks),
             ranks=self._settings.ranks,
+            versions=self._settings.versions(),
         )
         token = self._settings.read_join_token()
         log.info("registering", site=self._settings.name, coordinator=self._settings.coordinator)
@@ -163,7 +164,7 @@ class Daemon:
         reports += [_report(ending.assignment, ProcessState.STOPPING) for ending in self._ending]
         wait = min(_BUSY_WAIT_S, self._heartbeat_s) if reports else self._heartbeat_s
         try:
-            return self._client.heartbeat(self._settings.name, Heartbeat(processes=reports), wait)
+            return self._client.heartbeat(self._settings.name, self._heartbeat(reports), wait)
         except (NotFoundError, UnauthorizedError):
             log.warning("the coordinator does not know this site any more, registering again")
             self._register()
@@ -171,6 +172,9 @@ class Daemon:
             log.warning("no heartbeat, going on", error=str(error))
             time.sleep(self._heartbeat_s)
         return None
+
+    def _heartbeat(self, reports: list[ProcessReport]) -> Heartbeat:
+        return Heartbeat(processes=reports, versions=self._settings.versions())
 
     @staticmethod
     def _report(running: _Running) -> ProcessReport:
@@ -240,7 +244,13 @@ class Daemon:
         if shutil.which(task.command[0]) is None:
             return _Refusal(f"task {task.name!r} cannot start: there is no program {task.command[0]!r} at this site")
         secret = secrets.token_urlsafe(32)
-        self._client.take_seat(assignment.run, self._settings.name, Seat(attempt=assignment.attempt, secret=secret))
+        seat = Seat(attempt=assignment.attempt, secret=secret, version=self._settings.versions()[task.name])
+        try:
+            self._client.take_seat(assignment.run, self._settings.name, seat)
+        except ConflictError as error:
+            if error.code == "other_version":
+                return _Refusal(str(error))
+            raise
         runs = self._directory / "runs" / assignment.run
         runs.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{assignment.attempt}-", dir=runs))

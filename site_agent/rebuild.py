@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -10,11 +12,12 @@ from torch import nn
 
 from algorithms import DeMo
 from algorithms.layout import ParameterLayout
-from algorithms.settings import SettingsDict
+from algorithms.settings import STATEFUL_BASE_UPDATES, SettingsDict
 from api.client import CoordinatorClient, UnreachableError
 from api.errors import GoneError, IsthmusError
 from api.payload import digest_json
-from api.schemas import Position, Resume, Run
+from api.schemas import InForce, Manifest, Position, Resume, Run
+from site_agent.fetched import fetched
 from site_agent.replica import Replica
 
 __all__ = ["Rebuilt", "empty_parameters", "rebuild"]
@@ -60,33 +63,45 @@ def empty_parameters(layout: ParameterLayout, settings: SettingsDict) -> DeMo:
     return optimizer
 
 
-def rebuild(client: CoordinatorClient, run: Run, region: str, to: int | None, progress: Progress) -> Rebuilt:
-    """The parameters after step `to`, or after the whole log.
+def rebuild(
+    client: CoordinatorClient,
+    run: Run,
+    region: str,
+    to: int | None,
+    progress: Progress,
+    snapshot: Manifest | None = None,
+) -> Rebuilt:
+    """The parameters after step `to`, or after the whole log; from a snapshot of the run on, or from entry 0.
 
     Raises:
-        IsthmusError: an entry that does not fit, by its number; or `to` cannot be reached.
+        IsthmusError: an entry that does not fit, by its number; or `to` cannot be reached, or not from the snapshot.
     """
-    return _Rebuild(client, run, region).run(to, progress)
+    with TemporaryDirectory(prefix="isthmus-replay-") as folder:
+        return _Rebuild(client, run, region, Path(folder), snapshot).run(to, progress)
 
 
 class _Rebuild:
-    def __init__(self, client: CoordinatorClient, run: Run, region: str) -> None:
+    def __init__(
+        self, client: CoordinatorClient, run: Run, region: str, folder: Path, snapshot: Manifest | None
+    ) -> None:
         self._client = client
         self._run = run
         self._region = region
         layout = ParameterLayout.from_json(client.layout(run.id))
         self._optimizer = empty_parameters(layout, run.spec.optimizer.settings())
         fragments = layout.fragments(run.spec.outer.fragments) if run.spec.outer else ()
-        fetches = client.get_blob, partial(client.entry, run.id, region)
+        self._fetch = partial(fetched, client, _alone, folder)
         self._replica = Replica(
             self._optimizer,
             None,
             fragments,
             "",
-            *fetches,
+            self._fetch,
+            partial(client.entry, run.id, region),
             run.spec.part_bytes,
             indices=run.spec.optimizer.indices,
         )
+        self._snapshot = snapshot
         self._first = 0
         self._copies = 0
         self._differing: list[int] = []
@@ -97,6 +112,8 @@ class _Rebuild:
         head = self._client.log(self._run.id, self._region, 0, 1).head
         if head is None:
             raise IsthmusError(f"run {self._run.id} is {self._run.status} and has no entry 0 yet: nothing to replay")
+        if self._snapshot is not None:
+            self._begin(self._snapshot, to)
         for header in self._headers(head, to):
             self._take(header)
             progress(header["seq"], head.seq)
@@ -123,19 +140,54 @@ class _Rebuild:
             except GoneError as error:
                 if error.code != "log_trimmed":
                     raise
-                self._enter(Resume.model_validate(error.context["resume"]), to)
+                self._enter_later(Resume.model_validate(error.context["resume"]), to)
                 continue
             for header in page.items:
                 if to is not None and header["step"] > to:
                     return
                 yield header
 
-    def _enter(self, resume: Resume, to: int | None) -> None:
+    def _begin(self, snapshot: Manifest, to: int | None) -> None:
+        """At a snapshot. What settings were in force there does not matter: every entry says with which it was made."""
+        which, spec = f"snapshot {snapshot.number} of run {self._run.id}", self._run.spec
+        if self._region not in snapshot.positions:
+            there = ", ".join(snapshot.positions)
+            raise IsthmusError(f"{which} is of region {there}, not of {self._region}: add --region {there}")
+        if spec.exchange != "none" and spec.optimizer.base_update in STATEFUL_BASE_UPDATES:
+            raise IsthmusError(
+                f"{which} lacks the state of base update {spec.optimizer.base_update}, to which only the whole "
+                "log leads: leave out --from"
+            )
+        if to is not None and to < snapshot.step:
+            raise IsthmusError(f"{which} is after step {snapshot.step}: it does not lead to step {to} (--to)")
+        self._enter(
+            Resume(
+                position=snapshot.positions[self._region],
+                step=snapshot.step,
+                outer_round=snapshot.outer.rounds if snapshot.outer else 0,
+                in_force=InForce(
+                    lr=spec.optimizer.lr, k=spec.optimizer.k, every=spec.outer.every if spec.outer else None
+                ),
+                anchors=snapshot.parameters,
+                buffers=snapshot.buffers,
+            )
+        )
+
+    def _enter_later(self, resume: Resume, to: int | None) -> None:
+        """Where the log begins now."""
+        if self._snapshot is not None:
+            raise IsthmusError(
+                f"what follows snapshot {self._snapshot.number} was trimmed from the log of region {self._region}, now "
+                f"it begins behind step {resume.step}: name a newer one (`isthmus run snapshots {self._run.id}`)"
+            )
         if to is not None and to < resume.step:
             raise IsthmusError(
                 f"the log of region {self._region} begins behind step {resume.step}, what was before was trimmed: step "
                 f"{to} cannot be rebuilt"
             )
+        self._enter(resume)
+
+    def _enter(self, resume: Resume) -> None:
         self._replica.resume(resume)
         self._first = resume.position.seq
 
@@ -159,7 +211,8 @@ class _Rebuild:
     def _start(self, header: Header) -> None:
         self._replica.apply_start(header)
         if header["buffers"] is not None:
-            self._client.get_blob(header["buffers"])
+            with self._fetch(header["buffers"]):
+                pass
 
     def _step(self, header: Header) -> None:
         message = self._client.entry(self._run.id, self._region, header["seq"])
@@ -180,3 +233,8 @@ class _Rebuild:
             if self._replica.fragment_digest(header["fragment"]) != listed[self._region]:
                 self._differing.append(header["seq"])
         self._replica.apply_anchor(header)
+
+
+def _alone(data: bytes | None) -> bytes:
+    assert data is not None
+    return data

@@ -14,7 +14,8 @@ from api.client import CoordinatorClient
 from api.command import obey
 from api.connection import Connection
 from api.errors import IsthmusError
-from api.schemas import Run
+from api.export import manifest_of
+from api.schemas import Manifest, Run
 from site_agent.rebuild import Rebuilt, rebuild
 
 __all__ = ["compared", "main"]
@@ -37,11 +38,18 @@ def main() -> None:
 @app.command()
 def replay(
     run: Annotated[str, typer.Argument(help="a run's id")],
+    snapshot: Annotated[
+        int | None,
+        typer.Option("--from", min=1, metavar="N", help="begin at snapshot N of the run; default: at entry 0"),
+    ] = None,
     to: Annotated[int | None, typer.Option("--to", min=0, help="stop after this step; compares no digests")] = None,
     region: Annotated[str | None, typer.Option(help="only this one; default: all")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
 ) -> None:
     """Rebuild a run's parameters from its log, and compare them with the digests that its sites have reported.
+
+    Where the log was trimmed, the replay begins at the last outer step or snapshot before what is left. `isthmus run
+    snapshots` lists what --from takes.
 
     Needs no site, an observer's token suffices. Checks on the way the hash chain, the digests of all arrays and blobs,
     and, before every outer step, the copies that the sites announced.
@@ -50,7 +58,8 @@ def replay(
     """
     with Connection().client(_PATIENCE_S) as client:
         found = client.run(run)
-        report = compared(found, [_rebuilt(client, found, name, to) for name in _regions(found, region)])
+        manifest = None if snapshot is None else manifest_of(client, run, snapshot)
+        report = compared(found, [_rebuilt(client, found, name, to, manifest) for name in _regions(found, region)])
     if as_json:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:
@@ -71,10 +80,14 @@ def _regions(run: Run, wanted: str | None) -> list[str]:
     return there if wanted is None else [wanted]
 
 
-def _rebuilt(client: CoordinatorClient, run: Run, region: str, to: int | None) -> Rebuilt:
+def _rebuilt(client: CoordinatorClient, run: Run, region: str, to: int | None, snapshot: Manifest | None) -> Rebuilt:
     with Progress(console=err, transient=True) as progress:
         task = progress.add_task(f"region {region}", total=None)
-        return rebuild(client, run, region, to, lambda seq, last: progress.update(task, completed=seq, total=last))
+
+        def say(seq: int, last: int) -> None:
+            progress.update(task, completed=seq, total=last)
+
+        return rebuild(client, run, region, to, say, snapshot)
 
 
 def _why_not(run: Run, to: int | None) -> str:

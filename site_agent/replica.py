@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,12 @@ from algorithms.updates import AggregateUpdate, Codec, Indices
 from api.errors import IsthmusError
 from api.payload import decode_message, digest_json
 from api.schemas import InForce, Position, Resume
+from api.transfers import Source, source_of
+from site_agent.fetched import Fetch
 
-__all__ = ["Replica", "load_buffers", "save_buffers"]
+__all__ = ["Replica", "buffer_bytes", "load_buffers", "parameters_source", "save_buffers"]
 
 Header = dict[str, Any]
-Fetch = Callable[[str], bytes]
-"""A blob by its digest."""
 FetchPart = Callable[[int, int], bytes]
 """The message of an entry's part: by its seq, and the number of the part."""
 
@@ -103,15 +104,16 @@ class Replica:
     def save_buffers(self) -> bytes | None:
         return None if self._model is None else save_buffers(self._model)
 
-    def read_fragment(self, fragment: int) -> bytes:
+    def read_fragment(self, fragment: int) -> Source:
+        """What is announced, and uploaded if it is asked for; of parameters that change not before that is over."""
         if self.is_buffers(fragment):
-            return self.save_buffers() or b""
-        return self._holder.read_parameters(self._fragments[fragment]).astype("<f4", copy=False).tobytes()
+            return source_of(self.save_buffers() or b"")
+        return parameters_source(self._holder, self._fragments[fragment])
 
     def fragment_digest(self, fragment: int) -> str:
         """SHA-256 of what `read_fragment` gives."""
         if self.is_buffers(fragment):
-            return hashlib.sha256(self.read_fragment(fragment)).hexdigest()
+            return hashlib.sha256(self.save_buffers() or b"").hexdigest()
         return self._holder.parameters_digest(self._fragments[fragment])
 
     def parts(self, k: int, codec: Codec) -> tuple[range, ...]:
@@ -168,8 +170,7 @@ class Replica:
         self._follow(header, "start")
         if header["layout"] != self._holder.layout.digest:
             raise IsthmusError("entry 0 belongs to a model of another layout than this site's")
-        tensors = range(len(self._holder.layout.tensors))
-        self._holder.write_parameters(tensors, _floats(self._fetch(header["parameters"])))
+        self._take(range(len(self._holder.layout.tensors)), header["parameters"])
         self.load_buffers(header)
 
     def resume(self, resume: Resume) -> None:
@@ -179,9 +180,9 @@ class Replica:
         """
         ranges = self._fragments or (range(len(self._holder.layout.tensors)),)
         for tensors, digest in zip(ranges, resume.anchors, strict=True):
-            self._holder.write_parameters(tensors, _floats(self._fetch(digest)))
-        if self._model is not None and resume.buffers is not None:
-            load_buffers(self._model, self._fetch(resume.buffers))
+            self._take(tensors, digest)
+        if resume.buffers is not None:
+            self._take_buffers(resume.buffers)
         self.position = resume.position
         self._holder.steps = self.step = resume.step
         self.outer_round = resume.outer_round
@@ -190,8 +191,8 @@ class Replica:
     def load_buffers(self, start: Header) -> None:
         """Those of entry 0."""
         self._has_buffers = start["buffers"] is not None
-        if self._model is not None and start["buffers"] is not None:
-            load_buffers(self._model, self._fetch(start["buffers"]))
+        if start["buffers"] is not None:
+            self._take_buffers(start["buffers"])
 
     def apply_anchor(self, header: Header, held: str | None = None) -> None:
         """Takes the new anchor of a fragment, unless the copy that this site holds, of digest `held`, is the same."""
@@ -202,12 +203,27 @@ class Replica:
         self.outer_round = header["outer_round"]
         self._holder.steps = header["step"]
         if self.is_buffers(header["fragment"]):  # fetched in any case: each rank holds others
-            if self._model is not None:
-                load_buffers(self._model, self._fetch(header["digest"]))
+            self._take_buffers(header["digest"])
         elif held != header["digest"]:
-            self._holder.write_parameters(self._fragments[header["fragment"]], _floats(self._fetch(header["digest"])))
+            self._take(self._fragments[header["fragment"]], header["digest"])
         if self._resets and len(self.anchored) == self.fragment_count:
             self._holder.reset_momentum()
+
+    def _take(self, tensors: range, digest: str) -> None:
+        """The parameters of consecutive tensors from a blob, one after the other."""
+        with self._fetch(digest) as blob:
+            expected = 4 * self._holder.layout.fragment_elements(tensors)
+            if blob.size != expected:
+                raise IsthmusError(f"blob {digest} has {blob.size} bytes, its tensors have {expected}")
+            stop = 0
+            for index in tensors:
+                start, stop = stop, stop + 4 * self._holder.layout.tensors[index].elements
+                self._holder.write_parameters(range(index, index + 1), _floats(blob.read(start, stop)))
+
+    def _take_buffers(self, digest: str) -> None:
+        if self._model is not None:
+            with self._fetch(digest) as blob:
+                load_buffers(self._model, blob.whole())
 
     def apply_change(self, header: Header) -> None:
         """From the next step on the settings are others (rule A21)."""
@@ -241,6 +257,11 @@ def _floats(data: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
 
 
+def parameters_source(holder: FlatParameters, tensors: range) -> Source:
+    """The float32 bytes of consecutive tensors of the layout, read when they are sent."""
+    return Source(4 * holder.layout.fragment_elements(tensors), partial(holder.blocks, tensors))
+
+
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
     """Those that a checkpoint of the model has, too; others are made of nothing but its code."""
     kept = model.state_dict(keep_vars=True).keys()
@@ -251,6 +272,10 @@ def save_buffers(model: nn.Module) -> bytes | None:
     """All persistent buffers as safetensors, in their own dtypes; None if there is none."""
     buffers = {name: buffer.detach().cpu().contiguous().clone() for name, buffer in _buffers(model).items()}
     return save(buffers) if buffers else None
+
+
+def buffer_bytes(model: nn.Module) -> int:
+    return sum(buffer.numel() * buffer.element_size() for buffer in _buffers(model).values())
 
 
 def load_buffers(model: nn.Module, data: bytes) -> None:

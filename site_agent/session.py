@@ -27,11 +27,12 @@ from api.tls import trusted
 from site_agent.catch_up import CatchUp
 from site_agent.counting import CountingTransport, counted_as_outer
 from site_agent.exchange import WAIT_S, Exchange
+from site_agent.fetched import fetched
 from site_agent.inner import Factory, InnerParameters, LocalSteps, inner_optimizer
 from site_agent.local_ranks import LocalRanks
 from site_agent.metrics import Metrics
 from site_agent.outer import OuterRounds
-from site_agent.replica import Replica, save_buffers
+from site_agent.replica import Replica, buffer_bytes, parameters_source, save_buffers
 from site_agent.saved_momentum import SavedMomentum, load_momentum, save_momentum
 from site_agent.settings import Session, load_session
 from site_agent.snapshots import Snapshots
@@ -167,7 +168,7 @@ class Site:
             model,
             holder.layout.fragments(outer.fragments) if outer else (),
             self.name,
-            self._fetch,
+            partial(fetched, self._client, self._local.share, self._session.folder),
             self._fetch_part,
             self.spec.part_bytes,
             indices=self.spec.optimizer.indices,
@@ -177,9 +178,6 @@ class Site:
         place = self._session, self._local, self._client
         self._outer = OuterRounds(self.spec, *place, self._replica)
         self._catch_up = CatchUp(*place, self._demo, self._replica, self._stop)
-
-    def _fetch(self, digest: str) -> bytes:
-        return self._local.share(self._client.get_blob(digest) if self._client else None)
 
     def _fetch_part(self, seq: int, part: int) -> bytes:
         place = (self._session.run, self._session.region, seq, part)
@@ -212,7 +210,9 @@ class Site:
         """Presents the layout until there is an entry 0, and uploads that if this site is to (rule A3)."""
         assert self._client is not None
         run, site = self._session.run, self._session.site
-        request = JoinRequest(attempt=self._session.attempt, layout=holder.layout.to_json())
+        request = JoinRequest(
+            attempt=self._session.attempt, layout=holder.layout.to_json(), buffer_bytes=buffer_bytes(model)
+        )
         while True:
             reply = self._client.join(run, site, request)
             if reply.upload_start:
@@ -226,10 +226,9 @@ class Site:
     def _upload_start(self, model: nn.Module, holder: FlatParameters) -> None:
         assert self._client is not None
         tensors = range(len(holder.layout.tensors))
-        parameters = holder.read_parameters(tensors).astype("<f4", copy=False).tobytes()
         buffers = save_buffers(model)
         start = StartUpload(
-            parameters=self._client.put_blob(parameters),
+            parameters=self._client.put_blob(parameters_source(holder, tensors)),
             buffers=self._client.put_blob(buffers) if buffers is not None else None,
         )
         try:
@@ -393,7 +392,7 @@ class Site:
         try:
             if self._client.report_final(self._session.run, self._session.site, report).upload:
                 tensors = range(len(holder.layout.tensors))
-                self._client.put_blob(holder.read_parameters(tensors).astype("<f4", copy=False).tobytes())
+                self._client.put_blob(parameters_source(holder, tensors))
                 buffers = self._replica.save_buffers()
                 if buffers is not None:
                     report = report.model_copy(update={"buffers": self._client.put_blob(buffers)})

@@ -1,13 +1,14 @@
 """Settings of the agent: flags of `python -m site_agent` and `ISTHMUS_` variables. And what it hands to its ranks."""
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from api.errors import IsthmusError
 from api.schemas import Name
-from site_agent.tasks import Task, parse_task
+from site_agent.tasks import Task, parse_task, parse_version, script_version
 
 __all__ = ["Session", "Settings", "load_session"]
 
@@ -37,6 +38,11 @@ class Settings(BaseSettings):
     task: list[str] = Field(
         min_length=1, description="NAME=COMMAND: what this site is willing to run; may be given several times"
     )
+    task_version: list[str] = Field(
+        default=[],
+        description="NAME=TEXT: the version of a task's code, to be compared between sites, such as a commit; default: "
+        "a digest of its script file",
+    )
     finish_s: float = Field(default=300.0, ge=0, description="for what a training script does after a run succeeded")
     grace_s: float = Field(default=10.0, ge=0, description="from SIGTERM to SIGKILL of training processes")
 
@@ -47,9 +53,21 @@ class Settings(BaseSettings):
             parse_task(text)
         return value
 
+    @model_validator(mode="after")
+    def _versions_are_of_tasks(self) -> Self:
+        for name in (parse_version(text)[0] for text in self.task_version):
+            if name not in self.tasks:
+                raise ValueError(f"task_version names {name!r}, which is no task: {', '.join(self.tasks)}")
+        return self
+
     @property
     def tasks(self) -> dict[str, Task]:
         return {task.name: task for task in map(parse_task, self.task)}
+
+    def versions(self) -> dict[str, str]:
+        """Of tasks, by name, as they are now."""
+        given = dict(map(parse_version, self.task_version))
+        return {name: given.get(name) or script_version(task.command) for name, task in self.tasks.items()}
 
     @property
     def directory(self) -> Path:

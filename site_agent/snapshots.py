@@ -27,9 +27,7 @@ _NAME = "snapshot"
 def write_parameters(holder: FlatParameters, path: Path) -> None:
     """All parameters as they are digested: float32, little-endian, in layout order."""
     with path.open("wb") as file:
-        for index in range(len(holder.layout.tensors)):
-            values = holder.read_parameters(range(index, index + 1))
-            file.write(values.astype("<f4", copy=False).data)
+        file.writelines(holder.blocks(range(len(holder.layout.tensors))))
 
 
 def _remove_left_behind(attempts: Path) -> None:

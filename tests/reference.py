@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import math
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -274,28 +275,28 @@ def high_size(elements: int, count: int, low: int) -> int:
     return count + math.ceil(Fraction(elements, 2**low)) - 1
 
 
-def low_width(elements: int, count: int) -> int:
-    """The number of low bits that makes a chunk's bits fewest, the larger of two equals."""
-    sizes = {low: count * low + high_size(elements, count, low) for low in range(15)}
+def low_width(elements: int, counts: list[int]) -> int:
+    """The number of low bits that makes the bits of all chunks fewest, the larger of two equals."""
+    sizes = {low: sum(count * low + high_size(elements, count, low) for count in counts) for low in range(15)}
     return max(low for low, size in sizes.items() if size == min(sizes.values()))
 
 
-def is_compact(piece: Chunk, count: int, number: int) -> bool:
-    """Whether `low` and `high` of so many chunks take fewer bytes than `indices` would."""
-    low = low_width(piece.elements, count)
-    bits = [number * count * low, number * high_size(piece.elements, count, low)]
-    return sum(-(-size // 8) for size in bits) < -(-number * count * index_width(piece) // 8)
+def is_compact(piece: Chunk, counts: list[int]) -> bool:
+    """Whether `low` and `high` of chunks with so many indices each take fewer bytes than `indices` would."""
+    low = low_width(piece.elements, counts)
+    bits = [sum(counts) * low, sum(high_size(piece.elements, count, low) for count in counts)]
+    return sum(-(-size // 8) for size in bits) < -(-sum(counts) * index_width(piece) // 8)
 
 
-def read_compact_indices(low: BitReader, high: BitReader, elements: int, count: int) -> list[int]:
+def read_compact_indices(readers: "Readers", piece: Chunk, count: int, width: int) -> list[int]:
     """Elias-Fano: the i-th one of the record, at place p, says that the high bits of the i-th index are p - i."""
-    width = low_width(elements, count)
+    low, high, elements = readers[f"{piece.shape}.low"], readers[f"{piece.shape}.high"], piece.elements
     record = [high.unsigned(1) for _ in range(high_size(elements, count, width))]
     ones = [place for place, bit in enumerate(record) if bit]
     assert len(ones) == count, "a record must have as many ones as the chunk has indices"
     indices = [((place - i) << width) + low.unsigned(width) for i, place in enumerate(ones)]
     assert indices == sorted(set(indices)), "indices must ascend"
-    assert max(indices) < elements, "indices must be in the chunk"
+    assert max(indices, default=0) < elements, "indices must be in the chunk"
     return indices
 
 
@@ -314,9 +315,8 @@ def unpack_contribution(
         count = kept_per_chunk(piece, k, chunk)
         if is_dense(piece):
             indices = list(range(piece.elements))
-        elif form == "compact" and is_compact(piece, count, number[piece.shape]):
-            low, high = readers[f"{piece.shape}.low"], readers[f"{piece.shape}.high"]
-            indices = read_compact_indices(low, high, piece.elements, count)
+        elif form == "compact" and is_compact(piece, counts := [count] * number[piece.shape]):
+            indices = read_compact_indices(readers, piece, count, low_width(piece.elements, counts))
         else:
             indices = read_indices(readers[f"{piece.shape}.indices"], count, index_width(piece))
         values = {index: read_value(readers[f"{piece.shape}.values"], codec) for index in indices}
@@ -344,20 +344,34 @@ def unpack_update(arrays: Arrays, tensors: Tensors, chunk: int) -> list[ChunkUpd
     readers = Readers(arrays)
     present = [readers["present"].unsigned(1) for _ in tensors]
     pieces = chunks(tensors, chunk)
-    update = [read_update_chunk(readers, piece) if present[piece.tensor] else None for piece in pieces]
+    counts: dict[str, list[int]] = {}
+    for piece in pieces:
+        if present[piece.tensor] and not is_dense(piece):
+            counts.setdefault(piece.shape, []).append(readers[f"{piece.shape}.counts"].unsigned(16))
+    left = {shape: list(own) for shape, own in counts.items()}
+    update = [
+        read_update_chunk(readers, piece, counts.get(piece.shape, []), left.get(piece.shape, []))
+        if present[piece.tensor]
+        else None
+        for piece in pieces
+    ]
     readers.check_end()
     return update
 
 
-def read_update_chunk(readers: Readers, piece: Chunk) -> ChunkUpdate:
+def read_update_chunk(readers: Readers, piece: Chunk, counts: list[int], left: list[int]) -> ChunkUpdate:
+    """`counts`: of all chunks of this shape that are present; `left`: of this one and those behind it."""
     bits = readers[f"{piece.shape}.bits"].unsigned(8)
     exponent = readers[f"{piece.shape}.exponents"].signed(16)
     assert bits in (4, 6, 8)
     if is_dense(piece):
         indices = list(range(piece.elements))
     else:
-        count = readers[f"{piece.shape}.counts"].unsigned(16)
-        indices = read_indices(readers[f"{piece.shape}.indices"], count, index_width(piece))
+        count = left.pop(0)
+        if is_compact(piece, counts):
+            indices = read_compact_indices(readers, piece, count, low_width(piece.elements, counts))
+        else:
+            indices = read_indices(readers[f"{piece.shape}.indices"], count, index_width(piece))
     values = {index: readers[f"{piece.shape}.values{bits}"].signed(bits) for index in indices}
     assert is_dense(piece) or all(values.values()), "zeros are dropped from sparse chunks"
     return ChunkUpdate({index: value for index, value in values.items() if value}, exponent, bits)
@@ -593,6 +607,46 @@ def outer_step(
     direction = new_buffer if optimizer == "sgd" else pseudo_gradient + momentum * new_buffer
     new_anchor = anchor.astype(np.float64) - lr * direction
     return new_anchor.astype(np.float32), new_buffer.astype(np.float32)
+
+
+def mean_of_buffers(copies: list[bytes], weights: list[int], dtype: str) -> bytes:
+    """One buffer of every site, element by element, in float64 in the order of `copies`, with one final rounding.
+
+    What is not finite, or has no weight, does not count; where nothing does, and of integers, it is the first copy's.
+    """
+    if dtype not in FLOATS or all(copy == copies[0] for copy in copies):
+        return copies[0]
+    size, result = FLOATS[dtype], b""
+    for place in range(0, len(copies[0]), size):
+        elements = [copy[place : place + size] for copy in copies]
+        values = [read_float(element, dtype) for element in elements]
+        counted = [(v, w) for v, w in zip(values, weights, strict=True) if math.isfinite(v) and w > 0]
+        if counted:
+            mean = sum(v * w for v, w in counted) / float(sum(w for _, w in counted))
+            result += write_float(mean, dtype)
+        else:
+            result += elements[0]
+    return result
+
+
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Bytes of an element."""
+
+
+def read_float(element: bytes, dtype: str) -> float:
+    if dtype == "BF16":
+        return bfloat16(int.from_bytes(element, "little"))
+    return struct.unpack({"F64": "<d", "F32": "<f", "F16": "<e"}[dtype], element)[0]
+
+
+def write_float(value: float, dtype: str) -> bytes:
+    """Correctly rounded, ties to even, as `struct` does it, which knows no bfloat16."""
+    if dtype != "BF16":
+        return struct.pack({"F64": "<d", "F32": "<f", "F16": "<e"}[dtype], value)
+    cut = int.from_bytes(struct.pack("<f", value), "little") >> 16
+    near = [word for word in (cut - 1, cut, cut + 1) if 0 <= word < 1 << 16 and math.isfinite(bfloat16(word))]
+    word = min(near, key=lambda word: (abs(Fraction(bfloat16(word)) - Fraction(value)), word & 1))
+    return word.to_bytes(2, "little")
 
 
 def delayed_anchor(anchor: np.ndarray, now: np.ndarray, taken: np.ndarray, mix: float) -> np.ndarray:

@@ -35,6 +35,11 @@ def chaos(
     stamina.instrumentation.set_on_retry_hooks([])  # that the coordinator is away is no news here
     started = time.monotonic()
     parent = Path(tempfile.mkdtemp(prefix="isthmus-chaos-")) if keep is None else keep.absolute()
+    for number in range(seed, seed + seeds):
+        if (there := parent / f"seed-{number}").exists():
+            raise typer.BadParameter(
+                f"{there} is there already: remove it, or name another folder", param_hint="--keep"
+            )
     outcomes = []
     for number in range(seed, seed + seeds):
         outcome = _drilled(number, faults, parent / f"seed-{number}")

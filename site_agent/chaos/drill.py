@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from algorithms.parts import PART_BYTES
 from api.errors import IsthmusError
 from api.schemas import Condition, OptimizerSpec, OuterSpec, RoundsSpec, Run, RunSpec, RunStatus, SiteStatus
 from site_agent.chaos.checks import differing, lost, repeated, unchained
@@ -18,6 +19,10 @@ _PACE_S = 0.1
 _STRIKE_S = 10.0
 """For which a fault waits for a request of a step, before it takes any."""
 _SETTLED_S = LEASE_S + 1.0
+_SMALL, _LARGE = (24, 16), (320, 256)
+"""Of the layer."""
+_PART_BYTES = 1024
+"""Contributions of the large layer have two parts then."""
 
 Tell = Callable[[str], None]
 
@@ -81,12 +86,18 @@ class _Drill:
         return RunSpec(
             name=f"chaos-{plan.seed}",
             task=TASK,
-            params={"pace_s": _PACE_S, "hold_at": plan.hold_at, "go": str(self._go)},
+            params={
+                "pace_s": _PACE_S,
+                "hold_at": plan.hold_at,
+                "go": str(self._go),
+                "size": _LARGE if plan.parts else _SMALL,
+            },
             steps=plan.steps,
             sites=list(plan.regions),
             optimizer=OptimizerSpec(lr=1e-3, k=32),
             outer=OuterSpec(every=plan.outer_every, fragments=2) if plan.outer_every else None,
-            rounds=RoundsSpec(deadline_s=2.0, bench_s=3.0, restarts=100),
+            rounds=RoundsSpec(deadline_s=2.0, bench_s=3.0, restarts=100, overlap=plan.overlap),
+            part_bytes=_PART_BYTES if plan.parts else PART_BYTES,
             seed=plan.seed,
         )
 

@@ -80,12 +80,21 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run and what happens to it; equal seeds and numbers of faults have equal plans."""
+    """A run and what happens to it; equal seeds and numbers of faults have equal plans.
+
+    Attributes:
+        workers: processes of the coordinator.
+        parts: whether contributions have several parts.
+        overlap: whether updates are applied one step late.
+    """
 
     seed: int
     regions: dict[str, str]
     ranks: dict[str, int]
     outer_every: int | None
+    workers: int
+    parts: bool
+    overlap: bool
     faults: tuple[Fault, ...]
 
     @property
@@ -99,7 +108,7 @@ class Plan:
 
 
 def plan(seed: int, faults: int) -> Plan:
-    """Seeds take turns: one region, or two with outer rounds; one rank per site, or two at one of them."""
+    """Seeds take turns: one region, or two with outer rounds; one rank per site, or two at one of them; and so on."""
     chance = random.Random(seed)
     alone = seed % 2 == 0
     return Plan(
@@ -107,6 +116,9 @@ def plan(seed: int, faults: int) -> Plan:
         regions={site: "west" if alone or site != "c" else "east" for site in SITES},
         ranks={site: 2 if seed % 3 == 0 and site == "b" else 1 for site in SITES},
         outer_every=None if alone else chance.randint(6, 14),
+        workers=2 if seed % 4 == 1 else 1,
+        parts=seed % 5 in (2, 3),
+        overlap=seed % 7 in (2, 4, 5),
         faults=tuple(_faults(chance, faults)),
     )
 

@@ -104,7 +104,10 @@ class Stage:
         self._services[name] = Service(module, list(options), log, _CHECKOUT, _QUIET)
 
     def _start_coordinator(self, port: int) -> None:
-        self._start("coordinator", "coordinator", ("--port", str(port), "--data-dir", str(self._data), *_LEASES))
+        workers = ("--workers", str(self._plan.workers))
+        self._start(
+            "coordinator", "coordinator", ("--port", str(port), "--data-dir", str(self._data), *workers, *_LEASES)
+        )
 
     def _start_agent(self, site: str) -> None:
         options = {

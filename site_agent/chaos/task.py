@@ -13,12 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from site_agent import join
 
-_SIZE = (24, 16)
 
-
-def _batches(seed: int) -> Iterator[Tensor]:
+def _batches(seed: int, features: int) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(4, _SIZE[0], generator=generator) for _ in itertools.count())
+    return (torch.randn(4, features, generator=generator) for _ in itertools.count())
 
 
 def main() -> None:
@@ -27,10 +25,11 @@ def main() -> None:
         params = site.spec.params
         go = Path(params["go"])
         torch.manual_seed(site.rank)  # not the same at all ranks: entry 0 makes it so
-        model = nn.Linear(*_SIZE)
+        model = nn.Linear(*params["size"])
         wrapped = DistributedDataParallel(model) if site.ranks > 1 else model
         optimizer = site.optimizer(wrapped)
-        for batch in site.batches(_batches(site.seed)):
+        applied: dict[str, int | str] = {}
+        for batch in site.batches(_batches(site.seed, params["size"][0])):
             time.sleep(params["pace_s"])
             while optimizer.steps >= params["hold_at"] and not go.exists():
                 time.sleep(params["pace_s"])
@@ -38,9 +37,11 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            applied = {"step": optimizer.steps, "digest": optimizer.parameters_digest()}
-            sys.stdout.write(json.dumps(applied) + "\n")
-            sys.stdout.flush()
+            now = {"step": optimizer.steps, "digest": optimizer.parameters_digest()}
+            if now != applied:  # with overlap nothing is applied after the first step, and after an outer step
+                sys.stdout.write(json.dumps(now) + "\n")
+                sys.stdout.flush()
+            applied = now
             site.log(loss=loss.item())
 
 

@@ -49,9 +49,13 @@ def new_name(prefix="site"):
     return f"{prefix}-{secrets.token_hex(4)}"
 
 
-def registration(secret=None, *, region="west", protocol=PROTOCOL_VERSION, tasks=(TASK,)):
+def registration(secret=None, *, region="west", protocol=PROTOCOL_VERSION, tasks=(TASK,), version=""):
     return SiteRegistration(
-        protocol_version=protocol, secret=secret or secrets.token_urlsafe(32), region=region, tasks=list(tasks)
+        protocol_version=protocol,
+        secret=secret or secrets.token_urlsafe(32),
+        region=region,
+        tasks=list(tasks),
+        versions=dict.fromkeys(tasks, version),
     )
 
 
@@ -123,8 +127,9 @@ class SiteByHand:
         self.run = run
         self.agent.take_seat(run, self.name, Seat(attempt=self.attempt, secret=self.seat))
 
-    def join(self, layout=LAYOUT):
-        return self.ranks.join(self.run, self.name, JoinRequest(attempt=self.attempt, layout=layout.to_json()))
+    def join(self, layout=LAYOUT, buffer_bytes=0):
+        request = JoinRequest(attempt=self.attempt, layout=layout.to_json(), buffer_bytes=buffer_bytes)
+        return self.ranks.join(self.run, self.name, request)
 
     def start_again(self, layout=LAYOUT):
         """Ranks of the attempt that the coordinator asks for, as an agent starts them; they have joined, no more."""

@@ -155,6 +155,16 @@ def test_an_agent_that_comes_back_without_its_ranks_is_not_waited_for(watched):
     assert second.caught_up().active
 
 
+def test_an_agent_that_was_started_again_within_its_lease_is_not_waited_for(patient):
+    run = RunByHand(patient)
+    first, second = run.sites
+    first.contribute(1)
+    second.register(patient.token("join"))
+    assert run.member(second).condition is Condition.JOINING
+    wait_until(lambda: run.view.step == 1, "the round without it")
+    assert run.view.alarms == []
+
+
 # --- ranks ------------------------------------------------------------------------------------------------------------
 
 

@@ -1,14 +1,20 @@
 """Buffers over real HTTP against a real coordinator: averaged at outer rounds, exported with the model."""
 
 import hashlib
+import os
+import secrets
 
+import pytest
 import torch
 from safetensors.torch import load, load_file, save
 
+from algorithms.tensor_file import file_header
+from api.errors import InvalidError
 from api.export import export_model, file_digest
-from api.schemas import FinalReport, OuterSpec, RunStatus, SnapshotsSpec, StartUpload
+from api.schemas import BeginSpec, FinalReport, OuterSpec, RunStatus, SnapshotsSpec, StartUpload
+from tests import reference
 from tests.conftest import wait_until
-from tests.contract.by_hand import RunByHand
+from tests.contract.by_hand import LAYOUT, RunByHand
 
 
 def buffers_of(number, dtype=torch.float32):
@@ -47,6 +53,8 @@ def test_floats_are_averaged_by_region_and_integers_are_the_first_sites(patient,
         (anchor,) = {log[-1]["digest"] for log in logs}
         held = load(run.admin.get_blob(anchor))
         assert torch.equal(held["norm.mean"], torch.full((2, 3), mean))
+        sent = [load(buffers_of(copy))["norm.mean"].numpy().tobytes() for copy in copies]
+        assert held["norm.mean"].numpy().tobytes() == reference.mean_of_buffers(sent, [10] * 3, "F32")
         assert held["norm.batches"].item() == batches
         wait_until(lambda number=number: run.admin.snapshots(run.id).items[-1:][0].number == number, "a snapshot")
     assert anchor == hashlib.sha256(buffers_of(1)).hexdigest()
@@ -88,3 +96,41 @@ def test_copies_of_another_model_are_left_out(patient):
     wait_until(lambda: run.view.outer_rounds == 1, "the outer round")
     anchor = run.admin.log(run.id, "west", 0).items[-1]["digest"]
     assert load(run.admin.get_blob(anchor))["norm.mean"].unique().tolist() == [4.0]
+
+
+TOO_LARGE = (256 << 20) + 1
+
+
+def large_blob(live, data=b""):
+    """A stored blob that begins with these bytes and takes no room, under a name that is not its digest."""
+    digest = secrets.token_hex(32)
+    path = live.directory / "blobs" / digest[:2] / digest
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    os.truncate(path, len(data) + TOO_LARGE)
+    return digest
+
+
+def test_too_many_are_refused_when_a_site_joins(patient):
+    run = RunByHand(patient, ("west",), begin=False, outer=OuterSpec(every=1))
+    (site,) = run.sites
+    words = rf"buffers of the model at site {site.name} take {TOO_LARGE} bytes, .* {256 << 20} .* persistent=False"
+    with pytest.raises(InvalidError, match=words):
+        site.join(buffer_bytes=TOO_LARGE)
+    assert run.view.status is RunStatus.STARTING
+    site.join(buffer_bytes=TOO_LARGE - 1)
+    start = StartUpload(parameters=site.ranks.put_blob(run.parameters.tobytes()), buffers=large_blob(patient))
+    with pytest.raises(InvalidError, match=f"buffers of site {site.name} take {TOO_LARGE} bytes"):
+        site.ranks.upload_start(run.id, site.name, start)
+
+
+def test_too_many_in_a_file_are_refused_when_the_model_is_known(patient):
+    parameters = [(tensor.name, "F32", tensor.shape) for tensor in LAYOUT.tensors]
+    header = file_header([*parameters, ("ema", "U8", (TOO_LARGE,))], {})
+    file = large_blob(patient, header + bytes(4 * LAYOUT.parameter_count))
+    run = RunByHand(patient, ("west",), origin=BeginSpec(file=file), begin=False)
+    words = f"buffers of the file in blob {file} take {TOO_LARGE} bytes"
+    with pytest.raises(InvalidError, match=words):
+        run.sites[0].join()
+    assert run.view.status is RunStatus.FAILED
+    assert words in run.view.reason

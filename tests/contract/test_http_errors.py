@@ -206,7 +206,7 @@ def test_starting_names_every_fault(new_coordinator):
     assert admin.run(run).status is RunStatus.PENDING
     last = admin.create_run(RunSpec(name="lost", task=TASK, steps=1, sites=["here"])).id
     wait_until(lambda: _started(live, sites["here"], last), "a start within the lease", 30)
-    demanding = RunSpec(name="few", task=TASK, steps=1, sites=["here"], rounds={"min_sites": 2})
+    demanding = RunSpec(name="few", task=TASK, steps=1, rounds={"min_sites": 2})
     few = admin.create_run(demanding).id
 
     def too_few():

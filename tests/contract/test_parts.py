@@ -1,6 +1,7 @@
 """Contributions and updates in parts, over real HTTP to two coordinator processes that share a real Redis."""
 
 import asyncio
+import contextlib
 import hashlib
 import threading
 import tracemalloc
@@ -19,7 +20,7 @@ from algorithms.updates import restrict
 from api.payload import decode_message, encode_message
 from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader, OptimizerSpec, Position, RunSpec
 from coordinator import aggregation
-from coordinator.aggregation import LostContributionError, aggregate_round
+from coordinator.aggregation import LostContributionError, aggregate_round, close_round, inputs_of
 from coordinator.blob_directory import BlobDirectory
 from coordinator.kept_blobs import KeptBlobs
 from coordinator.logs import Logs
@@ -298,8 +299,10 @@ def test_memory_grows_with_a_part_and_not_with_the_model(server, tmp_path, monke
             regions={"west": Region(name="west", round=Round(step=1, contributions=sent, frozen=True))},
             layout=Layout(digest=layout.digest, blob="", groups=("decay",)),
         )
+        inputs = inputs_of(state, "west", 1, sent)
         tracemalloc.start()
-        made = await aggregate_round(state, "west", layout, store, logs, Recent())
+        with contextlib.closing(await aggregate_round(inputs, layout, store, Recent())) as spool:
+            made = await close_round(state, "west", spool, logs)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert len(made.event.parts) == len(ranges) == len(made.digests)
@@ -314,7 +317,7 @@ def test_memory_grows_with_a_part_and_not_with_the_model(server, tmp_path, monke
         with redis.Redis.from_url(server.url) as client:
             client.delete(f"payload:{name}:{sent['b'].parts[-1]}")
         with pytest.raises(LostContributionError, match="b"):
-            await aggregate_round(state, "west", layout, store, logs, Recent())
+            await aggregate_round(inputs, layout, store, Recent())
         await store.close()
 
     asyncio.run(aggregated(6 << 20))

@@ -1,6 +1,7 @@
 """Snapshots over real HTTP against a real coordinator and Redis, every site driven by hand."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -151,17 +152,27 @@ def test_what_a_run_cannot_begin_with(patient):
         (BeginSpec(run=run.id, snapshot=1), f"run {run.id} has no snapshot 1; its snapshots: none; `isthmus run"),
         (BeginSpec(run="nothing", snapshot=1), "there is no run 'nothing'"),
         (BeginSpec(file="0" * 64), "is not stored here"),
-        (BeginSpec(file=run.admin.put_blob(b"rubbish bytes")), "not a safetensors file"),
+        (BeginSpec(file=run.admin.put_blob(b"rubbish bytes"), called="x.st"), "with file x.st: not a safetensors file"),
     ]:
         with pytest.raises(ProblemError, match=message):
             run.admin.create_run(run.spec.model_copy(update={"begin": begin}))
     file = save({"bias": torch.zeros(5), "embedding": torch.zeros(9, 13)})
-    begin = BeginSpec(file=run.admin.put_blob(file))
+    begin = BeginSpec(file=run.admin.put_blob(file), called="models/other.safetensors")
     other = RunByHand(patient, ("west",), origin=begin, begin=False)
-    with pytest.raises(
-        ConflictError, match=r"2 differ \(embedding: \[9, 12\] in the model, \[9, 13\] in a file; head: "
-    ):
+    differ = r"2 differ \(embedding: \[9, 12\] in the model, \[9, 13\] in file models/other.safetensors; head: "
+    with pytest.raises(ConflictError, match=differ):
         other.sites[0].join()
+    assert other.view.status == "failed"  # no other attempt could do better
+    assert re.search(differ, other.view.reason)
+
+
+def test_a_file_of_numbers_that_are_no_floats_ends_the_run(patient):
+    shapes = {"bias": (5,), "embedding": (9, 12), "head": (40, 3)}
+    file = patient.client().put_blob(save({name: torch.zeros(shape).int() for name, shape in shapes.items()}))
+    run = RunByHand(patient, ("west",), origin=BeginSpec(file=file), begin=False)
+    run.sites[0].join()
+    wait_until(lambda: run.view.status == "failed", "the end")
+    assert f"the run begins with the file in blob {file}, tensor bias: I32 is not read as floating" in run.view.reason
 
 
 def test_a_run_begins_with_a_file(patient):

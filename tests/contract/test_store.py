@@ -57,6 +57,33 @@ def test_a_lost_race_changes_nothing(use):
     use(body)
 
 
+def test_what_was_read_before_a_commit_is_not_seen_after_it(use, url, monkeypatch):
+    """The answer may come later than that to the commit."""
+
+    async def body(store: Store) -> None:
+        await store.create_run(STATE)
+        before = await store.load("run")
+        other = Store(url)
+        assert await other.commit(await other.load("run"), Transition(STATE))
+        await other.close()
+        answer = store._redis.hmget
+
+        async def late(*fields: str) -> Any:
+            found = await answer(*fields)
+            monkeypatch.undo()
+            assert await store.commit(await store.load("run"), Transition(STATE))
+            return found
+
+        monkeypatch.setattr(store._redis, "hmget", late)
+        assert before.version.startswith("0")
+        assert (await store.load("run")).version.startswith("1-")
+        seen = store.seen("run")
+        assert seen is not None
+        assert seen.version.startswith("2-")
+
+    use(body)
+
+
 def test_a_payload_that_nothing_refers_to_expires_and_sending_it_again_begins_anew(use, url):
     async def body(store: Store) -> None:
         await store.put_payload("run", "digest", b"bytes")

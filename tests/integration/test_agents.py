@@ -423,8 +423,11 @@ def test_a_script_that_raises_excludes_its_site_with_its_last_lines(agents: Agen
 
 
 def test_ranks_without_ddp_are_refused(agents: Agents, tmp_path: Path) -> None:
-    run = agents.end(agents.run("linear", ["cat"], tmp_path, {"plain": True}, steps=2, rounds=ONCE))
-    assert run.status == "failed"
+    run = agents.end(agents.run("linear", ["cat"], tmp_path, {"plain": True}, steps=2))
+    assert (run.status, member(run, "cat").attempt) == ("failed", 2)
+    assert run.reason.startswith(
+        "no site is left in region pets: site cat, the same twice before its first step, rank "
+    )
     assert "this site has 2 ranks, but the model is not wrapped in DistributedDataParallel" in run.reason
 
 

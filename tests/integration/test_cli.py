@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.schemas import OuterSpec, SnapshotsSpec
+from api.schemas import OuterSpec, RoundsSpec, SnapshotsSpec
 from tests.conftest import wait_until
 from tests.contract.by_hand import RunByHand
 
@@ -97,7 +97,7 @@ def test_errors_name_the_thing_and_the_remedy(isthmus, words, variables, message
         ({"outer": {"every": 20}}, "outer.every = 20 is more than steps = 10"),
         ({"steps": 0}, "steps: Input should be greater than or equal to 1"),
         ({"optimizer": {"k": 5000}}, "k must be 1 to 4096 for chunks of 64 x 64, got 5000"),
-        ({"stepps": 5}, "stepps: Extra inputs are not permitted"),
+        ({"stepps": 5}, "there is no 'stepps': did you mean 'steps'?"),
         ({"name": "Big Name"}, "'Big Name' is no name: use lower-case letters"),
     ],
 )
@@ -115,6 +115,7 @@ def test_a_spec_to_simulate_is_not_varied_by_options(isthmus, tmp_path):
     assert f"isthmus: --spec says it all: leave out --steps, --outer-every, or change {spec}" in done.stderr
     done = isthmus("simulate", "--spec", write_spec(tmp_path, task="mine"))
     assert "trains the task tiny_lm; this spec names the task mine" in done.stderr
+    assert "Invalid value for '--steps'" in isthmus("simulate", "--steps", "-5").stderr
 
 
 def test_a_new_run_that_cannot_start_leaves_nothing_behind(isthmus, tmp_path):
@@ -130,7 +131,7 @@ def test_a_new_run_that_cannot_start_leaves_nothing_behind(isthmus, tmp_path):
     [
         ("gone.safetensors", "--from gone.safetensors: there is no such file, and it is no snapshot, which is RUN/NUM"),
         ("nope/1", "there is no run 'nope'"),
-        ("run.json", "not a safetensors file"),
+        ("run.json", "--from run.json: not a safetensors file"),
     ],
 )
 def test_what_a_new_run_cannot_begin_with(isthmus, tmp_path, begin, message):
@@ -149,6 +150,11 @@ def test_snapshots_are_made_listed_and_exported(isthmus, coordinator, tmp_path):
     assert f"{run.id}/1" in isthmus("run", "snapshots", run.id).stdout
     assert isthmus("run", "export", run.id, "--snapshot", "1", "--out", "model.safetensors").returncode == 0
     assert "its snapshots: 1" in isthmus("run", "export", run.id, "--snapshot", "7", "--out", "x").stderr
+    nowhere = isthmus("run", "export", run.id, "--snapshot", "1", "--out", "no/where/model.safetensors")
+    assert (nowhere.returncode, nowhere.stderr.strip()) == (
+        1,
+        "isthmus: cannot write no/where/model.safetensors: there is no folder no/where; make it first",
+    )
     started = isthmus("run", "start", write_spec(tmp_path, sites=["nowhere"]), "--from", "model.safetensors")
     assert "site nowhere is not registered" in started.stderr
     run.admin.stop_run(run.id)
@@ -188,6 +194,15 @@ def test_pause_resume_and_members(isthmus, coordinator):
         f"isthmus: site {second.name} cannot be added: site {second.name} is left",
     )
     assert isthmus("run", "stop", run.id).returncode == 0
+
+
+def test_a_reason_that_looks_like_markup_is_shown_as_it_is(isthmus, coordinator):
+    run = RunByHand(coordinator, ("west",), rounds=RoundsSpec(restarts=0))
+    (site,) = run.sites
+    site.beat(site.failed(detail="ValueError: [/red] is no [bold]colour[/]"))
+    wait_until(lambda: run.admin.run(run.id).status == "failed", "the end")
+    for command in (("list",), ("show", run.id)):
+        assert "ValueError: [/red] is no [bold]colour[/]" in isthmus("run", *command, COLUMNS="400").stdout
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from api.schemas import OuterSpec, RunStatus
+from api.schemas import OuterSpec, RunStatus, SnapshotsSpec
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.segments import read_index
 from tests import reference
@@ -56,7 +56,7 @@ class Hand:
 
     @classmethod
     def of(cls, live: LiveCoordinator, *, lie: bool = False) -> "Hand":
-        run = RunByHand(live, steps=3, outer=OuterSpec(every=3, fragments=2))
+        run = RunByHand(live, steps=3, outer=OuterSpec(every=3, fragments=2), snapshots=SnapshotsSpec(every=3))
         for step in (1, 2, 3):
             run.round(step, "west")
         log = read_log(run.admin, run.id, "west")
@@ -113,6 +113,14 @@ def test_a_run_that_goes_on_and_then_ends(live, tmp_path):
     part = replay(*place, "--to", "2", "--region", "west", "--json")
     assert (part.returncode, json.loads(part.stdout)["regions"][0]["seq"]) == (3, 2)
     assert "replayed to step 2 only" in part.stderr
+    late = replay(*place, "--from", "1", "--json")
+    assert late.returncode == 0, late.stderr
+    (line,) = json.loads(late.stdout)["regions"]
+    assert (line["first"], line["seq"], line["digest"], line["equal"]) == (5, 5, hand.final, True)
+    early = replay(*place, "--from", "1", "--to", "2")
+    assert early.returncode == 1
+    assert f"snapshot 1 of run {hand.run.id} is after step 3: it does not lead to step 2 (--to)" in early.stderr
+    assert f"run {hand.run.id} has no snapshot 2; its snapshots: 1" in replay(*place, "--from", "2").stderr
 
 
 def test_sites_that_held_something_else(live, tmp_path):

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from api.export import export_model
+from api.export import export_model, manifest_of
 from api.schemas import Condition, Manifest, Snapshot
+from site_agent.rebuild import rebuild
 from tests.conftest import LiveCoordinator, wait_until
 from tests.integration.test_agents import Agents
 
@@ -78,5 +79,9 @@ def test_a_run_resumes_after_everything_was_stopped(
         "weight": (30, 40),
         "bias": (30,),
     }
+    newest = manifest_of(agents.client, run, agents.client.snapshots(run).items[-1].number)
+    rebuilt = rebuild(agents.client, agents.client.run(run), "farm", None, lambda *_: None, newest)
+    assert rebuilt.first == newest.positions["farm"].seq > 1, "entry 1 was trimmed"
+    assert rebuilt.digest in {digest for site in HERDS[-1] for digest in seen(tmp_path, site)}
     agents.client.stop_run(run)
     agents.close()

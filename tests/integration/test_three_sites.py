@@ -1,5 +1,6 @@
 """Runs three sites through real agents, torchrun, HTTP, Redis and blobs, and rebuilds their parameters from the log."""
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from api.export import export_model, file_digest
 from api.payload import decode_message
 from api.report import build_report
 from tests import reference
+from tests.conftest import ROOT
 
 
 def read_headers(client: Any, run: str, region: str) -> list[dict[str, Any]]:
@@ -77,9 +79,15 @@ def test_report_adds_up(finished_run):
     report = build_report(finished_run.client(), finished_run.run)
     assert report["digests_equal"]
     assert report["steps"] == 12
+    run = finished_run.run
+    assert run.created_at < run.started_at < run.since  # it waits for its sites in between
+    assert report["wall_s"] == round((run.since - run.started_at).total_seconds(), 3)
     assert report["outer_rounds"] == 3
     assert report["heldout_loss_end"] < report["heldout_loss_start"]
     assert report["bigram_loss"] < report["unigram_loss"]
+    script = (ROOT / "examples" / "tiny_lm" / "train.py").read_bytes()
+    version = f"sha256:{hashlib.sha256(script).hexdigest()[:16]}"
+    assert [member.version for member in run.members] == [version] * 3
     for site in report["sites"]:
         assert 0 < site["round_bytes_up"] < site["bytes_up"]
         assert site["compute_s"] > 0

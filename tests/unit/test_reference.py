@@ -191,6 +191,15 @@ def test_unpack_update():
     assert reference.unpack_update(update_arrays(), TENSORS, 16) == UPDATE
 
 
+def test_unpack_update_of_compact_indices():
+    """As many ones in the record as `counts` says; 40 bits instead of 56."""
+    arrays = {name: array for name, array in update_arrays().items() if not name.startswith("9x8")}
+    arrays |= packed({f"9x8.{field}": COMPACT[f"9x8.{field}"] for field in ("low", "high")})
+    arrays |= packed({"9x8.counts": [8, 0], "9x8.bits": [4], "9x8.exponents": [0, 0], "9x8.values4": [0x21, 0x43] * 2})
+    expected = dict(zip([0, 1, 7, 8, 30, 31, 40, 65], [1, 2, 3, 4] * 2, strict=True))
+    assert reference.unpack_update(arrays, TENSORS, 16) == [UPDATE[0], ChunkUpdate(expected, 0, 4)]
+
+
 def test_unpack_update_of_one_tensor():
     arrays = {name: array for name, array in update_arrays().items() if not name.startswith("1x3")}
     arrays["present"] = np.array([0b10], dtype=np.uint8)

@@ -20,6 +20,9 @@ def _layout(what: str, code: str, detail: str, status: int = 422, attempt: int =
     return Case(what, Http("PUT", _LAYOUT, "ranks", json=body), status, code, detail)
 
 
+_WITH_BUFFERS = {"attempt": 2, "layout": LAYOUT.to_json(), "buffer_bytes": 1 << 30}
+
+
 def _caught_up(what: str, body: str, status: int, code: str, detail: str) -> Case:
     return Case(what, Http("POST", _CAUGHT_UP, "ranks", body), status, code, detail)
 
@@ -61,6 +64,13 @@ CASES = [
         "site 'SITE' is not a member of run RUN",
         Pending,
         "site",
+    ),
+    Case(
+        "the layout of a model with a GiB of buffers",
+        Http("PUT", _LAYOUT, "ranks", json=_WITH_BUFFERS),
+        422,
+        "buffers_too_large",
+        "the buffers of the model at site SITE take 1073741824 bytes, and at most 268435456 are taken",
     ),
     _layout(
         "a layout of an attempt that is over", "stale_attempt", "attempt 1 of site SITE is over; now it is 2", 409, 1

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from algorithms.buffers import mean_block
+from tests import reference
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -38,6 +39,16 @@ def test_the_mean_is_rounded_once(dtype):
         for place in range(200)
     ]
     assert mean.tolist() == [nearest(fraction, dtype) for fraction in wanted]
+
+
+@pytest.mark.parametrize("dtype", [*TYPES, "I64"])
+def test_the_same_bits_as_the_reference(dtype):
+    """Of any bytes at all: subnormal numbers, infinities and NaN among them."""
+    random = np.random.default_rng(4)
+    copies = [random.bytes(8 * 300) for _ in range(3)]
+    copies[1] = copies[0][:80] + copies[1][80:]
+    for weights in ([700, 41, 9], [0, 3, 3], [2**40, 1, 0], [0, 0, 0]):
+        assert mean_block(copies, weights, dtype) == reference.mean_of_buffers(copies, weights, dtype)
 
 
 def test_bfloat16_is_not_rounded_twice():

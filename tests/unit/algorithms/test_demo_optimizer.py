@@ -261,6 +261,8 @@ def test_read_and_write_parameters() -> None:
     everything = range(len(optimizer.layout.tensors))
     data = optimizer.read_parameters(everything)
     assert parameters_digest([data]) == optimizer.parameters_digest()
+    for start in (0, 1, 4 * data.size - 1, 4 * data.size):
+        assert b"".join(optimizer.blocks(everything, start)) == data.tobytes()[start:]
     assert data.size == optimizer.layout.parameter_count == sum(m.numel() for m in optimizer.masters())
     changed = (data + 1).astype(np.float32)
     optimizer.write_parameters(everything, changed)
@@ -307,8 +309,8 @@ def train(sites: int, make: Callable[[nn.Module], DeMo], steps: int) -> tuple[fl
 
 @pytest.mark.parametrize("codec", ["sign", "int8"])
 def test_sites_learn_together_and_stay_equal(codec: Any) -> None:
-    first, last, digests = train(3, lambda model: DeMo(model.named_parameters(), lr=2.0**-9, k=64, codec=codec), 150)
-    assert last < 0.4 * first
+    first, last, digests = train(3, lambda model: DeMo(model.named_parameters(), lr=2.0**-7, k=64, codec=codec), 40)
+    assert last < 0.1 * first
     assert len(digests) == 1
 
 

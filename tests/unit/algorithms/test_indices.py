@@ -17,9 +17,18 @@ from algorithms.indices import (
 )
 
 
-def ascending(chunks: int, count: int, elements: int, seed: int) -> np.ndarray:
-    keys = np.random.default_rng(seed).random((chunks, elements))
-    return np.sort(np.argsort(keys, axis=1)[:, :count], axis=1).astype(np.uint16)
+def ascending(counts: list[int], elements: int, seed: int) -> np.ndarray:
+    """Random positions, so many in each chunk."""
+    random = np.random.default_rng(seed)
+    return np.concatenate([np.sort(random.permutation(elements)[:count]) for count in counts]).astype(np.uint16)
+
+
+def pack(indices: np.ndarray, counts: list[int], elements: int, form: Any = "compact") -> dict[str, np.ndarray]:
+    return pack_indices(indices, np.array(counts), elements, form)
+
+
+def highs_of(data: np.ndarray, counts: list[int], elements: int) -> tuple[np.ndarray, np.ndarray]:
+    return unpack_high(data, np.array(counts), elements)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +59,7 @@ def test_the_record_is_the_smallest_and_of_equals_the_one_with_more_low_bits(ele
 @given(st.integers(1, 16384), st.integers(1, 100), st.data())
 def test_compact_never_costs_more_than_packed(elements: int, chunks: int, data: Any) -> None:
     count = data.draw(st.integers(1, elements))
-    packed, compact = (index_sizes(elements, count, chunks, form) for form in ("packed", "compact"))
+    packed, compact = (index_sizes(elements, chunks * count, chunks, form) for form in ("packed", "compact"))
     assert packed == {"indices": -(-chunks * count * index_bits(elements) // 8)}
     assert sum(compact.values()) <= sum(packed.values())
     assert ("high" in compact) == (sum(compact.values()) < sum(packed.values()))
@@ -63,24 +72,48 @@ def test_packed_of_two_equals() -> None:
 
 def test_bits_of_a_compact_chunk() -> None:
     """Of 66 elements 8 are sent: 3 low bits, 9 possible high bits, a record of 16 bits."""
-    indices = np.array([[0, 1, 7, 8, 30, 31, 40, 65]], np.uint16)
-    arrays = pack_indices(indices, 66, "compact")
+    indices = np.array([0, 1, 7, 8, 30, 31, 40, 65], np.uint16)
+    arrays = pack(indices, [8], 66)
     assert {name: array.tolist() for name, array in arrays.items()} == {
         "low": [0b11_001_000, 0b1_110_000_1, 0b001_000_11],
         "high": [0b10010111, 0b10001001],
     }
-    highs, wrong = unpack_high(arrays["high"], 66, 8, 1)
-    assert highs.tolist() == [[0, 0, 0, 1, 3, 3, 5, 8]]
+    highs, wrong = highs_of(arrays["high"], [8], 66)
+    assert highs.tolist() == [0, 0, 0, 1, 3, 3, 5, 8]
     assert not wrong.any()
 
 
 @given(st.integers(65, 700), st.integers(1, 40), st.integers(0, 2**32), st.data())
 def test_arrays_are_as_large_as_announced(elements: int, chunks: int, seed: int, data: Any) -> None:
-    count = data.draw(st.integers(1, elements))
-    indices = ascending(chunks, count, elements, seed)
+    most = data.draw(st.integers(1, elements))
+    counts = data.draw(st.lists(st.integers(0, most), min_size=chunks, max_size=chunks))
+    indices = ascending(counts, elements, seed)
     for form in ("packed", "compact"):
-        sizes = {name: size for name, size in index_sizes(elements, count, chunks, form).items() if size}
-        assert {name: array.size for name, array in pack_indices(indices, elements, form).items()} == sizes
+        sizes = {name: size for name, size in index_sizes(elements, sum(counts), chunks, form).items() if size}
+        packed = pack(indices, counts, elements, form)
+        assert {name: array.size for name, array in packed.items() if array.size} == sizes
+
+
+@pytest.mark.parametrize("tile_bits", [1, 200, 1 << 18])
+def test_records_of_different_lengths(tile_bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles begin within a byte; chunks without indices have records, too."""
+    monkeypatch.setattr("algorithms.indices.TILE_BITS", tile_bits)
+    counts = [0, 3, 17, 0, 0, 1, 40, 5, 0]
+    indices = ascending(counts, 700, 1)
+    arrays = pack(indices, counts, 700)
+    low = low_bits(700, sum(counts), len(counts))
+    bits = np.unpackbits(arrays["high"], bitorder="little").tolist()
+    place = first = 0
+    for count in counts:
+        record = [0] * (count + 699 // 2**low)
+        for number, index in enumerate(indices[first : first + count].tolist()):
+            record[index // 2**low + number] = 1
+        assert bits[place : place + len(record)] == record
+        place, first = place + len(record), first + count
+    assert not any(bits[place:])
+    highs, wrong = highs_of(arrays["high"], counts, 700)
+    assert np.array_equal(highs, indices >> low)
+    assert not wrong.any()
 
 
 @pytest.mark.parametrize("tile_bits", [1, 128, 1 << 18])
@@ -89,36 +122,38 @@ def test_every_possible_record(tile_bits: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("algorithms.indices.TILE_BITS", tile_bits)
     data = np.arange(1 << 16, dtype="<u2")
     ones = np.unpackbits(data.view(np.uint8)).reshape(-1, 16).sum(axis=1)
-    _, wrong = unpack_high(data.view(np.uint8), 66, 8, data.size)
+    _, wrong = highs_of(data.view(np.uint8), [8] * data.size, 66)
     assert np.array_equal(wrong, ones != 8)
     right = data[~wrong].view(np.uint8)
-    highs, wrong = unpack_high(right, 66, 8, right.size // 2)
+    counts = [8] * (right.size // 2)
+    highs, wrong = highs_of(right, counts, 66)
     assert not wrong.any()
     expected = [np.subtract(places, range(8)).tolist() for places in combinations(range(16), 8)]
-    assert sorted(highs.tolist()) == sorted(expected)
-    low = np.arange(8, dtype=np.uint16)
-    assert np.array_equal(pack_indices(highs * np.uint16(8) + low, 66, "compact")["high"], right)
+    assert sorted(highs.reshape(-1, 8).tolist()) == sorted(expected)
+    low = np.tile(np.arange(8, dtype=np.uint16), len(counts))
+    assert np.array_equal(pack(highs * np.uint16(8) + low, counts, 66)["high"], right)
 
 
 def test_records_that_have_the_right_number_of_ones_only_together() -> None:
     data = np.array([0xFF, 0x01, 0x7F, 0x00, 0xFF, 0x00], np.uint8)
-    _, wrong = unpack_high(data, 66, 8, 3)
+    _, wrong = highs_of(data, [8, 8, 8], 66)
     assert wrong.tolist() == [True, True, False]
 
 
 def test_size_and_unused_bits_of_records() -> None:
-    arrays = pack_indices(ascending(3, 8, 4096, 0), 4096, "compact")
+    counts = [8, 8, 8]
+    arrays = pack(ascending(counts, 4096, 0), counts, 4096)
     assert arrays["high"].size == 6
-    with pytest.raises(ValueError, match="3 values of 15 bits take 6 bytes, got 7"):
-        unpack_high(np.append(arrays["high"], arrays["high"][:1]), 4096, 8, 3)
+    with pytest.raises(ValueError, match="45 values of 1 bits take 6 bytes, got 7"):
+        highs_of(np.append(arrays["high"], arrays["high"][:1]), counts, 4096)
     arrays["high"][-1] |= 0x80
     with pytest.raises(ValueError, match="unused bits"):
-        unpack_high(arrays["high"], 4096, 8, 3)
+        highs_of(arrays["high"], counts, 4096)
 
 
 def test_dense_chunks_have_no_indices() -> None:
-    assert pack_indices(np.arange(64, dtype=np.uint16)[None], 64, "compact") == {}
-    assert sum(index_sizes(64, 64, 5, "compact").values()) == 0
+    assert pack(np.arange(64, dtype=np.uint16), [64], 64) == {}
+    assert sum(index_sizes(64, 320, 5, "compact").values()) == 0
 
 
 def test_unknown_form() -> None:

@@ -61,7 +61,7 @@ def test_a_proxys_html_is_told_from_the_coordinators_refusal(status):
     assert len(answers.requests) == 1
 
 
-@pytest.mark.parametrize("status", [429, 502, 503, 504, 507])
+@pytest.mark.parametrize("status", [408, 429, 502, 503, 504, 507])
 def test_what_a_proxy_answers_for_a_moment_is_tried_again(status):
     answers = Answers(httpx.Response(status, html=HTML), httpx.Response(200, json=VERSION))
     assert answers.client(patience=10).version().protocols == [1]

@@ -59,10 +59,22 @@ def test_an_inexact_base_update_needs_outer_steps() -> None:
         ({"exchange": "none", "outer": {"every": 1}, "rounds": {"overlap": True}}, "no rounds to overlap"),
         ({"exchange": "none", "outer": {"every": 1}, "rounds": {"min_sites": 2}}, "a region is one site"),
         ({"sites": ["a"], "regions": {"west": ["a"]}}, "not both"),
-        ({"regions": {"west": ["a"], "east": ["a"]}}, "regions names a site twice"),
+        ({"regions": {"west": ["a", "b"], "east": ["a"]}}, "regions names a more than once"),
+        ({"sites": ["b", "a", "b"]}, "sites names b more than once"),
+        ({"regions": {"west": ["a"], "east": ["b"]}}, "regions east, west, which would never meet: add `outer`"),
+        ({"regions": {"west": ["a"]}, "rounds": {"min_sites": 2}}, "region west has 1 sites, rounds.min_sites asks"),
+        ({"sites": ["a"], "rounds": {"min_sites": 2}}, "rounds.min_sites = 2, and `sites` names 1"),
+        (
+            {"regions": {"west": ["a", "b"]}, "exchange": "none", "outer": {"every": 1}},
+            "with exchange = none a region is one site: give each a region",
+        ),
+        ({"optimiser": {}}, "there is no 'optimiser': did you mean 'optimizer'?"),
+        ({"optimizer": {"weight-decay": 0}}, "did you mean 'weight_decay'?"),
+        ({"outer": {"ever": 1}}, "did you mean 'every'?"),
+        ({"surprise": 1}, "Extra inputs are not permitted"),
     ],
 )
-def test_specs_of_regions_without_rounds_that_make_no_sense(spec, words):
+def test_specs_that_can_never_be_runs(spec, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         RunSpec(name="r", task="t", steps=2, **spec)
 

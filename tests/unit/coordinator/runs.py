@@ -266,7 +266,7 @@ class Driver:
             assert log[position.seq]["step"] == snapshot.contents.step
             assert position.seq <= state.regions[name].resume.position.seq
             if self.spec.outer is not None:
-                assert snapshot.contents.rounds * self.spec.outer.every >= snapshot.contents.step
+                assert snapshot.contents.step == self.summaries[snapshot.contents.rounds - 1].step
                 assert len(snapshot.contents.parameters) == len(snapshot.contents.momenta) == self.spec.outer.fragments
         if state.wanted is not None:
             assert state.wanted.number == state.last_snapshot > max(numbers, default=0)

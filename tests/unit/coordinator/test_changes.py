@@ -1,6 +1,7 @@
 """Changes of settings in a run that goes on: what is refused, where they come into the logs, what follows them."""
 
 from api.schemas import Change, OuterSpec, RunStatus
+from coordinator.changes import MOST_CHANGES
 from coordinator.events import ChangeRequested, PauseRequested, ResumeRequested, SiteLost
 from tests.unit.coordinator.runs import Driver, entry_hash
 
@@ -18,6 +19,15 @@ def refused(driver, code, step, **settings):
 
 def kinds(driver, region="west"):
     return [(header["kind"], header["step"]) for header in driver.logs[region]]
+
+
+def test_changes_have_an_end():
+    driver = Driver(TWO, steps=9).begin()
+    for number in range(MOST_CHANGES):
+        change(driver, 3, k=8 + number % 2)
+    assert "200 changes of settings, and no run can have more" in refused(driver, "too_many_changes", 3, k=8).detail
+    change(driver, 3, k=9)  # the answer to the last one was lost
+    assert driver.finish().status is RunStatus.SUCCEEDED
 
 
 def test_a_change_comes_into_the_log_right_before_its_step_is_opened():

@@ -24,16 +24,30 @@ async def read_slowly(scope, receive, send):
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-def received(app, monkeypatch, *sent, pause_s=0.1):
-    """What comes back until the server closes the connection, while the parts are sent one by one."""
+def served(app, monkeypatch, talk):
+    """What `talk` returns with a server at an address."""
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.4)
 
-    async def talk():
+    async def serve():
         listener = socket.create_server(("127.0.0.1", 0))
         config = uvicorn.Config(app, http=connections.BoundedConnection, lifespan="off", log_config=None)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        try:
+            async with asyncio.timeout(5):
+                return await talk(listener.getsockname())
+        finally:
+            server.should_exit = True
+            await serving
+
+    return asyncio.run(serve())
+
+
+def received(app, monkeypatch, *sent, pause_s=0.1):
+    """What comes back until the server closes the connection, while the parts are sent one by one."""
+
+    async def talk(address):
+        reader, writer = await asyncio.open_connection(*address)
 
         async def trickle():
             for part in sent:
@@ -43,19 +57,16 @@ def received(app, monkeypatch, *sent, pause_s=0.1):
         sending = asyncio.create_task(trickle())
         answer = b""
         try:
-            async with asyncio.timeout(5):
-                while block := await reader.read(65536):
-                    answer += block
+            while block := await reader.read(65536):
+                answer += block
         except ConnectionError:
             pass
         finally:
             sending.cancel()
             writer.close()
-            server.should_exit = True
-            await serving
         return answer
 
-    return asyncio.run(talk())
+    return served(app, monkeypatch, talk)
 
 
 def test_a_connection_that_says_nothing(monkeypatch):
@@ -82,7 +93,59 @@ def test_requests_that_are_being_read_have_the_time_they_need(monkeypatch, reque
 def test_a_head_that_goes_on_and_on(monkeypatch):
     lines = [HEAD, *[b"x-%d: %s\r\n" % (number, b"y" * 8000) for number in range(20)]]
     answer = received(refuse, monkeypatch, *lines, pause_s=0.01)
-    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.startswith(b"HTTP/1.1 431")
+
+
+@pytest.mark.parametrize("path", [b"x" * 62_000, b"x" * 1_000_000])
+def test_whoever_asks_for_too_long_a_path_has_the_answer_while_it_still_sends(monkeypatch, path):
+    """As a blocking client does, which reads when it has sent everything."""
+
+    async def ask(address):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET /" + path)
+        answer = await reader.readuntil(b"bytes.")
+        for _ in range(5):  # to a connection that was closed with bytes in it: the second one finds it reset
+            writer.write(b"x" * 1000)
+            await writer.drain()
+        writer.write_eof()
+        answer += await reader.read()
+        writer.close()
+        return answer
+
+    answer = served(refuse, monkeypatch, ask)
+    assert answer.startswith(b"HTTP/1.1 414 URI Too Long")
+    assert answer.endswith(b"\r\n\r\nThe URL of a request takes at most 61440 bytes.")
+
+
+async def write_for_ever(writer, data, pause_s=0.0):
+    while True:
+        writer.write(data)
+        await writer.drain()
+        await asyncio.sleep(pause_s)
+
+
+def test_what_comes_after_a_refusal_is_let_go_up_to_a_bound(monkeypatch):
+    async def ask(address):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"rubbish\r\n\r\n")
+        await reader.readuntil(b"received.")
+        with pytest.raises(ConnectionError):
+            await write_for_ever(writer, b"x" * 65536)
+
+    served(refuse, monkeypatch, ask)
+
+
+def test_whoever_is_not_done_some_time_after_a_refusal_is_cut_off(monkeypatch):
+    monkeypatch.setattr(connections, "LINGER_S", 0.2)
+
+    async def ask(address):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"rubbish\r\n\r\n")
+        await reader.read()
+        with pytest.raises(ConnectionError):
+            await write_for_ever(writer, b"x", pause_s=0.05)
+
+    served(refuse, monkeypatch, ask)
 
 
 def test_a_long_body_is_no_head(monkeypatch):

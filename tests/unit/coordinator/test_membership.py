@@ -168,6 +168,60 @@ def test_too_many_failures_in_a_row_exclude_a_site():
     assert driver.finish().status is RunStatus.SUCCEEDED
 
 
+BROKEN = "[rank0]: Traceback\n[rank0]: ImportError: no module named nothing"
+
+
+def test_an_error_that_comes_again_before_the_first_step_is_not_tried_a_third_time():
+    driver = Driver(TWO, steps=2, restarts=9)
+    driver.send(StartRequested(TWO))
+    driver.send(driver.gone("b", rank=0, detail=BROKEN))
+    assert (condition(driver, "b"), driver.attempt("b")) == (Condition.JOINING, 2)
+    driver.send(driver.gone("b", rank=1, detail=BROKEN.replace("[rank0]", "[rank1]")))
+    assert condition(driver, "b") is Condition.EXCLUDED
+    assert driver.member("b").excluded.splitlines()[::2] == [
+        "the same twice before its first step, rank 1: exit code 1: [rank1]: ImportError: no module named nothing",
+        "[rank1]: ImportError: no module named nothing",
+    ]
+    driver.begin()
+    for _ in range(2):
+        driver.send(driver.gone("a", 0))
+    assert driver.state.ended_because.startswith("no site is left in region west: site a, the same twice before its f")
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ((1, "ValueError: 1"), (1, "ValueError: 2"), (1, "ValueError: 1")),
+        ((-9, "killed"), (-9, "killed"), (137, "killed"), (137, "killed")),
+        ((1, ""), (1, "")),  # nobody knows whether that is the same
+    ],
+)
+def test_what_may_be_an_accident_is_tried_again(ends):
+    driver = Driver(TWO, restarts=9).begin()
+    for code, detail in ends:
+        driver.send(driver.gone("b", code, detail=detail))
+    assert (condition(driver, "b"), driver.attempt("b")) == (Condition.JOINING, 1 + len(ends))
+
+
+def test_after_its_first_step_a_site_has_all_its_restarts():
+    driver = Driver(TWO, steps=9, restarts=2).begin().until_step(1)
+    for _ in range(2):
+        driver.send(driver.gone("b", detail=BROKEN))
+        assert condition(driver, "b") is Condition.JOINING
+    driver.send(driver.gone("b", detail=BROKEN))
+    assert condition(driver, "b") is Condition.EXCLUDED
+
+
+def test_failures_count_anew_after_an_outer_round_where_there_are_no_rounds():
+    driver = Driver({"a": "east", "b": "west"}, steps=4, every=1, exchange="none", restarts=1).begin()
+    for number in (1, 2, 3):
+        driver.send(driver.gone("b", detail=BROKEN))
+        assert condition(driver, "b") is Condition.JOINING
+        driver.catch_up("b")
+        driver.until_outer_round(number)
+        assert driver.member("b").failures == 0
+
+
 def test_a_region_without_sites_is_the_end_of_a_run():
     driver = Driver({**TWO, "c": "east"}, restarts=0, steps=2, every=1).begin()
     driver.send(driver.gone("a", 1, rank=0, detail="traceback\nboom"))
@@ -696,3 +750,38 @@ def test_excluded_sites_may_say_nothing():
         driver.final("b"),
     ):
         driver.refused(event, "excluded")
+
+
+# --- versions of the task ---------------------------------------------------------------------------------------------
+
+
+def seat(driver, site, version):
+    return SeatTaken(site, driver.attempt(site), digest_of("seat", site, driver.attempt(site), version), version)
+
+
+def test_another_version_of_the_task_is_an_alarm_once():
+    driver = Driver({**TWO, "c": "west"})
+    driver.send(StartRequested(driver.sites))
+    for site, version in {"a": "1", "b": "2", "c": "1"}.items():
+        driver.send(seat(driver, site, version))
+    expected = ["the sites have different versions of task drill: a 1, b 2"]
+    assert list(driver.state.alarms) == expected
+    driver.send(driver.gone("b"))
+    driver.send(seat(driver, "b", "2"))
+    assert list(driver.state.alarms) == expected
+    assert [member.version for member in driver.state.members.values()] == ["1", "2", "1"]
+
+
+def test_another_version_is_refused_where_the_same_is_asked_for():
+    driver = Driver(TWO)
+    driver.state = driver.state.model_copy(update={"spec": driver.spec.model_copy(update={"same_version": True})})
+    driver.send(StartRequested(TWO))
+    driver.send(seat(driver, "a", "1"))
+    refused = driver.refused(seat(driver, "b", ""), "other_version")
+    assert "different versions of task drill: a 1, b unknown; run drill-1 asks for the same" in str(refused)
+    driver.send(SiteLost("a", LOST))
+    driver.send(seat(driver, "b", "2"))  # the task was updated everywhere, and b is the first that is back
+    driver.send(SiteBack("a", ranks=False))
+    driver.send(SiteBack("b", ranks=False))  # which was stopped once more
+    driver.send(seat(driver, "a", "3"))
+    driver.refused(seat(driver, "b", "4"), "other_version")

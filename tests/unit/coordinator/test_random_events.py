@@ -343,9 +343,14 @@ class RunMachine(RuleBasedStateMachine):
             assert kinds.count("anchor") == driver.due_outer_rounds * fragments
 
 
-RunMachine.TestCase.settings = (
+TestRunMachine = pytest.mark.timeout(3600)(RunMachine.TestCase)
+TestRunMachine.settings = (
     settings()
     if settings.get_current_profile_name() == "deep"
-    else settings(max_examples=120, stateful_step_count=50, deadline=None)
+    else settings(max_examples=40, stateful_step_count=50, deadline=None)
 )
-TestRunMachine = pytest.mark.timeout(3600)(RunMachine.TestCase)
+
+
+@pytest.mark.slow
+class TestMoreRuns(RunMachine.TestCase):
+    settings = settings(max_examples=400, stateful_step_count=50, deadline=None)

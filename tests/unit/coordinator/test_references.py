@@ -63,6 +63,7 @@ STATE = RunState(
     id="run",
     spec=RunSpec(name="run", task="task", steps=5, outer=OuterSpec(every=1)),
     created_at=NOW,
+    started_at=NOW,
     since=NOW,
     members={"a": Member(site="a", region="west", since=NOW, seat=name("seat"), final=blob("final"))},
     regions={

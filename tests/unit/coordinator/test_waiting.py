@@ -1,7 +1,16 @@
 """What a run waits for, in words: whom, since when, and what ends it."""
 
 from api.schemas import RunStatus
-from coordinator.events import LayoutPresented, SiteLost, SiteRemoved, StartRequested, StopRequested
+from coordinator.events import (
+    GuardTripped,
+    LayoutPresented,
+    PauseRequested,
+    SiteBack,
+    SiteLost,
+    SiteRemoved,
+    StartRequested,
+    StopRequested,
+)
 from coordinator.waiting import reason_of
 from tests.unit.coordinator.runs import LAYOUT, Driver, digest_of
 
@@ -140,3 +149,43 @@ def test_reasons_of_members():
     assert reason_of(driver.member("c"), driver.state) == "its ranks replay the log"
     driver.send(driver.gone("c", 3, rank=1, detail="boom"))
     assert reason_of(driver.member("c"), driver.state) == "rank 1: exit code 3: boom\nboom"
+
+
+def test_a_run_that_is_paused_after_its_last_step_needs_no_resume():
+    driver = Driver(TWO, steps=1).begin()
+    driver.send(PauseRequested())
+    assert driver.words.startswith("paused, `isthmus run resume` goes on; region west: step 1, waiting")
+    driver.until_done()
+    assert driver.words == "paused; all 1 steps done, waiting for the final digests of a, b"
+    driver.send(driver.final("a"))
+    driver.send(driver.final("b"))
+    assert (driver.status, driver.words) == (RunStatus.SUCCEEDED, "all 1 steps done, digests equal")
+
+
+def test_an_outer_round_that_is_due_needs_a_resume():
+    driver = Driver(TWO, steps=1, every=1).begin()
+    driver.send(GuardTripped(1, "loss is NaN"))
+    driver.until_done()
+    assert driver.words == "paused: loss is NaN, `isthmus run resume` goes on"
+
+
+def test_who_has_reported_its_end_is_not_missed():
+    driver = Driver({**TWO, "c": "west"}, steps=1).begin()
+    driver.send(SiteLost("c", "no heartbeat"))
+    driver.until_done()
+    driver.send(driver.final("a", stored=False))
+    driver.send(SiteLost("a", "no heartbeat"))  # which was to upload the model
+    assert (driver.member("a").condition, driver.words) == (
+        "away",
+        "all 1 steps done, waiting for the final digests of b",
+    )
+    driver.send(SiteBack("a"))
+    driver.send(driver.final("a"))
+    driver.send(SiteLost("a", "no heartbeat"))
+    driver.send(driver.final("b"))
+    assert driver.status is RunStatus.SUCCEEDED
+    conditions = {
+        site: (member.condition, reason_of(member, driver.state)) for site, member in driver.state.members.items()
+    }
+    without = ("away", "no heartbeat; the run has ended without it")
+    assert conditions == {"a": ("active", ""), "b": ("active", ""), "c": without}

@@ -36,6 +36,8 @@ def test_seeds_take_turns():
     assert {len(set(one.regions.values())) for one in made} == {1, 2}
     assert all((one.outer_every is None) == (len(set(one.regions.values())) == 1) for one in made)
     assert {max(one.ranks.values()) for one in made} == {1, 2}
+    assert {(one.parts, one.overlap) for one in made} == {(True, True), (True, False), (False, True), (False, False)}
+    assert {one.workers for one in made} == {1, 2}
     assert {fault.in_round for one in made for fault in one.faults} == {True, False}
     assert {fault.site for one in made for fault in one.faults} == set(SITES)
 

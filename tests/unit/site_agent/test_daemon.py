@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from api.client import UnreachableError
-from api.errors import NotFoundError
+from api.errors import ConflictError, NotFoundError
 from api.schemas import Assignment, Heartbeat, HeartbeatReply, ProcessReport, ProcessState, RunStatus
 from site_agent import daemon as daemon_module
 from site_agent.daemon import Daemon
@@ -34,6 +34,7 @@ class World:
         self.ends: dict[str, Exit] = {}
         self.on: dict[str, Callable[[], None]] = {}
         self.stubborn = False
+        self.refusal: Exception | None = None
         world = self
 
         class Client:
@@ -58,6 +59,8 @@ class World:
 
             def take_seat(self, run: str, *_: Any) -> None:
                 world.happened(f"seat {run}")
+                if world.refusal:
+                    raise world.refusal
 
             def run(self, run: str) -> Any:
                 if isinstance(world.status, Exception):
@@ -120,6 +123,13 @@ def test_follows_assignments(world: World):
     states = [[report.state for report in reports] for reports in world.reports]
     running, stopping = [ProcessState.RUNNING], [ProcessState.STOPPING]
     assert states == [[], [], running, running, stopping, []]
+
+
+def test_another_version_of_the_task_than_that_of_others_is_reported_and_not_tried_again(world: World):
+    world.refusal = ConflictError("other_version", "the sites have different versions of task tiny: a 2, b 1")
+    assert world.serve([assignment()], [assignment()]) == ["register", "seat run-1", "leave a"]
+    ended = ProcessReport(run="run-1", attempt=1, state=ProcessState.EXITED, exit_code=1, detail=str(world.refusal))
+    assert world.reports == [[], [ended], [ended]]
 
 
 def test_an_outage_stops_nothing(world: World):

@@ -2,7 +2,7 @@
 
 import hashlib
 from datetime import UTC, datetime
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -16,8 +16,10 @@ from api.schemas import (
     Condition,
     InForce,
     LogPage,
+    Manifest,
     MemberView,
     OptimizerSpec,
+    OuterManifest,
     OuterSpec,
     Position,
     RegionView,
@@ -79,8 +81,8 @@ class Log:
     def entry(self, run: str, region: str, seq: int) -> bytes:
         return encode_message("entry", *self.items[seq])
 
-    def get_blob(self, digest: str) -> bytes:
-        return self.blobs[digest]
+    def copy_blob(self, digest: str, file: IO[bytes]) -> None:
+        file.write(self.blobs[digest])
 
     # --- what is in it
 
@@ -175,8 +177,25 @@ class Log:
             alarms=[],
         )
 
-    def rebuilt(self, to: int | None = None) -> Any:
-        return rebuild(self, self.run(), "west", to, lambda *_: None)  # type: ignore[arg-type]
+    def snapshot(self, seq: int) -> Manifest:
+        """Made of the anchors of which the last one is that entry."""
+        header = self.items[seq][0]
+        anchors = [header["digest"] for header, _ in self.items[seq + 1 - FRAGMENTS : seq + 1]]
+        return Manifest(
+            version=1,
+            run="run",
+            number=4,
+            step=header["step"],
+            layout={"digest": self.model.digest, "blob": "0" * 64},
+            positions={"west": Position(seq=seq, hash=digest_json(header))},
+            parameters=anchors,
+            buffers=None,
+            outer=OuterManifest(rounds=header["outer_round"], anchors=anchors, momenta=[None] * FRAGMENTS),
+            spec=self.spec,
+        )
+
+    def rebuilt(self, to: int | None = None, snapshot: Manifest | None = None, region: str = "west") -> Any:
+        return rebuild(self, self.run(), region, to, lambda *_: None, snapshot)  # type: ignore[arg-type]
 
 
 def two_outer_rounds(**optimizer: Any) -> Log:
@@ -227,6 +246,36 @@ def test_a_trimmed_log_is_entered_behind_an_outer_round():
         log.rebuilt(3)
 
 
+@pytest.mark.parametrize(("seq", "to", "copies"), [(4, None, 2), (4, 3, 0), (8, None, 0)])
+def test_from_a_snapshot_on_the_same_bits(seq, to, copies):
+    """Also where what was before it is trimmed."""
+    log = two_outer_rounds()
+    snapshot = log.snapshot(seq)
+    whole = log.rebuilt(to)
+    log.trimmed = seq
+    rebuilt = log.rebuilt(to, snapshot)
+    assert (rebuilt.first, rebuilt.seq, rebuilt.step, rebuilt.copies) == (seq, whole.seq, whole.step, copies)
+    assert (rebuilt.digest, rebuilt.whole) == (whole.digest, whole.whole)
+
+
+def test_a_snapshot_that_does_not_lead_there():
+    log = two_outer_rounds()
+    snapshot = log.snapshot(4)
+    with pytest.raises(IsthmusError, match=r"snapshot 4 of run run is after step 2: it does not lead to step 1"):
+        log.rebuilt(1, snapshot)
+    with pytest.raises(IsthmusError, match=r"snapshot 4 of run run is of region west, not of east: add --region west"):
+        log.rebuilt(None, snapshot, region="east")
+    other = snapshot.model_copy(update={"positions": {"west": Position(seq=4, hash="1" * 64)}})
+    with pytest.raises(IsthmusError, match="entry 5: entry 5 does not follow entry 4"):
+        log.rebuilt(None, other)
+    log.trimmed = 9
+    with pytest.raises(IsthmusError, match=r"follows snapshot 4 was trimmed .* behind step 4: name a newer one"):
+        log.rebuilt(None, snapshot)
+    stateful = two_outer_rounds(base_update="adam")
+    with pytest.raises(IsthmusError, match=r"snapshot 4 .* lacks the state of base update adam, .*leave out --from"):
+        stateful.rebuilt(None, stateful.snapshot(4))
+
+
 def test_copies_that_the_steps_do_not_lead_to_are_named():
     log = Log()
     log.step()
@@ -262,7 +311,7 @@ def change_kind(log: Log) -> None:
     [
         (change_arrays, "run run, region west, entry 2: .*other arrays than its header names"),
         (change_header, "run run, region west, entry 3: .*does not follow entry 2"),
-        (change_blob, "run run, region west, entry 3: .*elements"),
+        (change_blob, "run run, region west, entry 3: blob .* bytes, its tensors have"),
         (change_kind, "run run, region west, entry 5: it is of kind 'surprise'"),
     ],
 )

@@ -1,6 +1,7 @@
 """A replica moves along the hash chain or not at all."""
 
 import hashlib
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from algorithms.updates import SparseUpdate
 from api.errors import IsthmusError
 from api.payload import digest_json, encode_message
 from api.schemas import InForce, Position, Resume
-from site_agent.replica import Replica, load_buffers, save_buffers
+from site_agent.fetched import Fetched
+from site_agent.replica import Replica, buffer_bytes, load_buffers, save_buffers
 from tests.unit.algorithms.test_against_reference import assert_same
 
 GENESIS = "0" * 64
@@ -42,15 +44,33 @@ class Scene:
         self.blobs: dict[str, bytes] = {}
         fragments = self.optimizer.layout.fragments(2) if outer else ()
         self.messages: dict[tuple[int, int], bytes] = {}
-        fetches = self.blobs.__getitem__, lambda seq, part: self.messages[seq, part]
+        fetches = self.fetched, lambda seq, part: self.messages[seq, part]
         self.replica = Replica(self.optimizer, self.model, fragments, "a", *fetches, part_bytes)
         self.elements = self.optimizer.layout.parameter_count
         self.previous = GENESIS
+        self.most_read = 0
+        """Of a blob at once."""
 
     def blob(self, data: bytes) -> str:
         digest = hashlib.sha256(data).hexdigest()
         self.blobs[digest] = data
         return digest
+
+    def fetched(self, digest: str) -> Any:
+        data = self.blobs[digest]
+
+        def read(start: int, stop: int) -> bytes:
+            self.most_read = max(self.most_read, stop - start)
+            return data[start:stop]
+
+        return nullcontext(Fetched(len(data), read))
+
+    def read(self, fragment: int) -> bytes:
+        source = self.replica.read_fragment(fragment)
+        data = b"".join(source.blocks(0))
+        assert source.size == len(data)
+        assert b"".join(source.blocks(7)) == data[7:]
+        return data
 
     def header(self, kind: str, **fields: Any) -> dict[str, Any]:
         step = self.replica.step + (kind == "step")
@@ -101,11 +121,11 @@ def test_along_the_chain(scene: Scene):
     assert scene.optimizer.read_parameters(everything).tolist() == [x - 0.5 for x in range(scene.elements)]
     entry = scene.step({}, contributors=[{"site": "b", "digest": SENT}])
     assert (entry.update, entry.listed) == (None, False)
-    own = scene.replica.read_fragment(1)
+    own = scene.read(1)
     header = scene.header("anchor", outer_round=1, fragment=1, digest=scene.blob(bytes(len(own))))
     scene.replica.apply_anchor(header, held="0" * 64)
-    assert scene.replica.read_fragment(1) == bytes(len(own))
-    assert scene.replica.read_fragment(0) == (np.arange(scene.elements, dtype="<f4") - 0.5).tobytes()[: -len(own)]
+    assert scene.read(1) == bytes(len(own))
+    assert scene.read(0) == (np.arange(scene.elements, dtype="<f4") - 0.5).tobytes()[: -len(own)]
     assert scene.replica.position.seq == 3
     assert (scene.replica.step, scene.optimizer.steps) == (2, 2)
 
@@ -171,6 +191,7 @@ def test_resuming_takes_the_anchors_and_goes_on_from_their_place(scene: Scene):
     scene.previous = "a" * 64
     parameters = scene.optimizer.read_parameters(range(len(scene.optimizer.layout.tensors))).tolist()
     assert parameters == [7.0] * sizes[0] + [8.0] * sizes[1]
+    assert scene.most_read == 4 * max(tensor.elements for tensor in scene.optimizer.layout.tensors)
     entry = scene.step(scene.arrays())
     assert scene.optimizer.steps == 20
     scene.optimizer.apply(entry)
@@ -213,7 +234,7 @@ def test_a_snapshot_of_a_run_without_outer_steps_is_entered_with_its_buffers():
 
 
 def test_buffers_are_one_more_fragment(scene: Scene):
-    held = scene.replica.read_fragment(2)
+    held = scene.read(2)
     assert load(held).keys() == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
     assert scene.replica.fragment_digest(2) == hashlib.sha256(held).hexdigest()
     scene.start(buffers=scene.blob(held))
@@ -246,12 +267,21 @@ def test_which_fragments_have_the_anchors_of_the_outer_round_after_the_last_step
     assert (scene.replica.step, scene.replica.anchored) == (9, set())
 
 
+def test_an_anchor_of_another_size_changes_nothing(scene: Scene):
+    scene.start()
+    before = scene.optimizer.parameters_digest()
+    header = scene.header("anchor", outer_round=1, fragment=0, digest=scene.blob(scene.read(0)[:-4]))
+    with pytest.raises(IsthmusError, match=r"blob .* has \d+ bytes, its tensors have \d+"):
+        scene.replica.apply_anchor(header)
+    assert scene.optimizer.parameters_digest() == before
+
+
 def test_an_anchor_that_is_what_the_site_holds_is_not_fetched(scene: Scene):
     scene.start()
-    own = scene.replica.read_fragment(0)
+    own = scene.read(0)
     held = hashlib.sha256(own).hexdigest()
     scene.replica.apply_anchor(scene.header("anchor", outer_round=1, fragment=0, digest=held), held)
-    assert scene.replica.read_fragment(0) == own
+    assert scene.read(0) == own
 
 
 @pytest.mark.parametrize(
@@ -297,6 +327,7 @@ def test_buffers_come_with_entry_0(scene: Scene):
     assert other.model.norm.num_batches_tracked.dtype == torch.int64
     assert other.model.norm.num_batches_tracked.item() == 41
     assert save_buffers(nn.Linear(2, 2)) is None
+    assert (buffer_bytes(scene.model), buffer_bytes(nn.Linear(2, 2))) == (2 * 3 * 4 + 8, 0)
 
 
 def test_other_buffers_are_named():

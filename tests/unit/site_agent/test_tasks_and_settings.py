@@ -1,5 +1,6 @@
 """What an operator may write, and what is answered when it makes no sense."""
 
+import hashlib
 import shlex
 import subprocess
 import sys
@@ -50,6 +51,44 @@ def test_a_task_needs_a_proper_name(name: str):
 def test_an_open_quote():
     with pytest.raises(ValueError, match="quotation"):
         parse_task("t=run 'x")
+
+
+# --- versions of tasks ------------------------------------------------------------------------------------------------
+
+
+def test_the_version_of_a_task_is_that_of_its_script_as_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (package := tmp_path / "code" / "deep").mkdir(parents=True)
+    for path in (tmp_path / "train.py", package / "train.py", package / "__main__.py"):
+        path.write_text(f"# {path}")
+    commands = ["python train.py --lr 1", "python -m code.deep.train", "python -u -m code.deep", "cat other.txt"]
+    tasks = [f"t{number}={command}" for number, command in enumerate(commands)]
+    settings = Settings(name="a", region="west", task=[*tasks, "own=python train.py"], task_version=["own=v 1=2"])
+    first = settings.versions()
+    assert len(set(first.values())) == 5
+    assert first["t0"] == "sha256:" + hashlib.sha256((tmp_path / "train.py").read_bytes()).hexdigest()[:16]
+    assert first["own"] == "v 1=2"
+    (tmp_path / "train.py").write_text("# changed")
+    assert {name for name, version in settings.versions().items() if version != first[name]} == {"t0"}
+
+
+@pytest.mark.parametrize("command", ["python -c pass", "python gone.py", "no-such-program", "python -m no.such.module"])
+def test_a_script_that_is_not_found_has_no_version(command: str):
+    assert Settings(name="a", region="west", task=[f"t={command}"]).versions() == {"t": ""}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("tiny", "must read NAME=TEXT"),
+        ("tiny=", "must read NAME=TEXT"),
+        ("other=1", "'other', which is no task: tiny"),
+        (f"tiny={'x' * 101}", "at most 100 characters"),
+    ],
+)
+def test_versions_that_make_no_sense(given: str, words: str):
+    with pytest.raises(ValidationError, match=words):
+        Settings(name="a", region="west", task=["tiny=python train.py"], task_version=[given])
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
