@@ -89,7 +89,13 @@ _OUTER_IN_RANK = [
         lambda call: any(header["kind"] == "anchor" for header in call.result.items),
     ),
     Point("an anchor is on its way to a site", "api.transfers:_size", "after"),
-    Point("an anchor is fetched, not taken", "api.client:CoordinatorClient.get_blob", "after"),
+    Point("an anchor is fetched, not taken", "api.client:CoordinatorClient.copy_blob", "after"),
+    Point(
+        "half an anchor is taken",
+        "algorithms.flat:FlatParameters.write_parameters",
+        "after",
+        lambda _: called_by("apply_anchor"),
+    ),
     Point(
         "one of several anchors is taken",
         "site_agent.replica:Replica.apply_anchor",
@@ -131,9 +137,9 @@ _SNAPSHOT_IN_RANK = [
     Point("a site has been asked, has written nothing", "site_agent.snapshots:write_parameters", "before"),
     Point(
         "half the file is written",
-        "algorithms.flat:FlatParameters.read_parameters",
+        "algorithms.demo:DeMo._flat",
         "before",
-        lambda call: call.args[1].start > 0 and called_by("write_parameters"),
+        lambda call: call.args[1] > 0 and called_by("blocks") and called_by("take"),
     ),
     Point("the file is written, nothing is sent", "site_agent.snapshots:write_parameters", "after"),
     Point("half the parameters are sent", "api.transfers:_append", "after", _begins(3)),
