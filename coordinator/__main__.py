@@ -15,6 +15,7 @@ from pydantic_settings import CliApp
 from redis.exceptions import RedisError
 
 from api.errors import IsthmusError, faults_of
+from api.logs import log_to_stderr
 from coordinator.blob_stores import blob_store
 from coordinator.ending import end_on_signals, until_one_ends
 from coordinator.redis_server import EmbeddedRedis
@@ -30,7 +31,7 @@ log = structlog.get_logger()
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 after SIGTERM or Ctrl-C, 1 if it could not start, 2 for settings that make no sense."""
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    log_to_stderr()
     try:
         settings = CliApp.run(Settings, cli_args=sys.argv[1:] if arguments is None else arguments)
     except ValidationError as error:

@@ -8,16 +8,16 @@ import socket
 import sys
 import threading
 
-import structlog
 import uvloop
 
+from api.logs import log_to_stderr
 from coordinator.ending import end_on_signals
 from coordinator.serving import serve
 from coordinator.settings import Settings
 
 
 def main() -> None:
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    log_to_stderr()
     end_on_signals()
     settings = Settings.model_validate_json(sys.stdin.readline())
     threading.Thread(target=_die_with_parent, daemon=True).start()

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from api.errors import IsthmusError, faults_of
+from api.logs import log_to_stderr
 from api.tls import warning_about
 from site_agent.daemon import Daemon
 from site_agent.settings import Settings
@@ -18,7 +19,7 @@ log = structlog.get_logger()
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 after SIGTERM or Ctrl-C, 1 if it could not go on, 2 for settings that make no sense."""
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    log_to_stderr()
     try:
         settings = CliApp.run(Settings, cli_args=sys.argv[1:] if arguments is None else arguments)
     except ValidationError as error:

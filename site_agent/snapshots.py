@@ -21,11 +21,20 @@ __all__ = ["Snapshots", "write_parameters"]
 
 log = structlog.get_logger()
 
+_NAME = "snapshot"
+
 
 def write_parameters(holder: FlatParameters, path: Path) -> None:
     """All parameters as they are digested: float32, little-endian, in layout order."""
     with path.open("wb") as file:
         file.writelines(holder.blocks(range(len(holder.layout.tensors))))
+
+
+def _remove_left_behind(attempts: Path) -> None:
+    """What earlier ranks, which were killed, have left in folders of their own: files as large as the model."""
+    for path in attempts.glob(f"*/{_NAME}"):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 class Snapshots:
@@ -45,6 +54,7 @@ class Snapshots:
         self._replica = replica
         self._buffers = buffers
         self._upload: Thread | None = None
+        _remove_left_behind(session.folder.parent)
 
     def take(self, number: int) -> None:
         """Of the parameters as they are now; nothing, if one is still on its way."""
@@ -52,7 +62,7 @@ class Snapshots:
             return
         assert self._replica.position is not None
         place = number, self._replica.position, self._replica.step
-        path = self._session.folder / "snapshot"
+        path = self._session.folder / _NAME
         try:
             write_parameters(self._holder, path)
         except OSError as error:
