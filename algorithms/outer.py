@@ -25,8 +25,10 @@ OuterOptimizer = Literal["nesterov", "sgd", "average"]
 BLOCK = 1 << 18
 
 
-def weighted_mean(copies: Sequence[NDArray[np.float32]], weights: Sequence[int]) -> NDArray[np.float64]:
-    """`sum(w_i * x_i) / sum(w_i)` of float32 (n,) copies in the given order, float64 (n,).
+def weighted_mean(
+    copies: Sequence[NDArray[np.float32] | NDArray[np.float64]], weights: Sequence[int]
+) -> NDArray[np.float64]:
+    """`sum(w_i * x_i) / sum(w_i)` of (n,) copies in the given order, float64 (n,).
 
     Weights are tokens, at least 0. Raises ValueError if they are negative or all 0, or if numbers or sizes differ.
     """

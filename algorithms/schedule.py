@@ -3,9 +3,10 @@
 import math
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
-__all__ = ["FLOOR", "OuterSchedule", "Schedule", "learning_rate", "outer_due", "outer_step"]
+__all__ = ["FLOOR", "OuterSchedule", "Schedule", "learning_rate", "outer_due"]
 
 Schedule = Literal["constant", "cosine", "linear"]
 
@@ -40,17 +41,16 @@ def outer_due(step: int, every: int | None, steps: int) -> bool:
     return every is not None and (step % every == 0 or step == steps)
 
 
-def outer_step(number: int, every: int, steps: int) -> int:
-    """The inner step that outer round 1, 2, ... follows; the last one there is for any number after it."""
-    return min(number * every, steps)
-
-
 @dataclass(frozen=True, kw_only=True)
 class OuterSchedule:
     """Which fragments outer-step together, after which inner step, and when their anchors are applied.
 
     Every fragment is due once in `every` steps, with `stagger` each at a step of its own as far as there are enough;
-    after the last step, all are. Source: docs/decisions/0005-outer.md, section 4.
+    after the last step, all are. No outer round begins while the anchors of another are on their way, `delay` steps: a
+    turn that comes then, after a change, is left out. Source: docs/decisions/0005-outer.md, section 4.
+
+    Args:
+        changes: of `every`, as (the first step with it, the new number), in the order of these steps.
 
     Raises ValueError if a number is out of range, or if an anchor would be applied after the next copy was taken.
     """
@@ -60,6 +60,7 @@ class OuterSchedule:
     steps: int
     stagger: bool = False
     delay: int = 0
+    changes: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("every", "fragments", "steps"):
@@ -73,39 +74,56 @@ class OuterSchedule:
 
     @property
     def distance(self) -> int:
-        """The fewest steps between two outer rounds, but for the last one."""
+        """The fewest steps between two outer rounds, but for changes and the last one."""
         return max(self.every // self.fragments, 1) if self.stagger else self.every
 
+    def every_at(self, step: int) -> int:
+        return next((every for since, every in reversed(self.changes) if since <= step), self.every)
+
     def due(self, step: int) -> tuple[int, ...]:
-        """The fragments, ascending, of the outer round after inner step `step`; empty if none follows."""
+        """The fragments, ascending, whose turn is after inner step `step`; empty if there are none."""
         if not 1 <= step <= self.steps:
             return ()
-        return tuple(f for f in range(self.fragments) if step == self.steps or step % self.every == self._offset(f))
+        every = self.every_at(step)
+        turn = step % every
+        return tuple(f for f in range(self.fragments) if step == self.steps or turn == self._offset(f, every))
 
-    def number(self, step: int) -> int:
-        """How many outer rounds follow the inner steps up to `step`: the number of the one after it, if there is one.
+    def following(self, step: int) -> int | None:
+        """The inner step that an outer round follows, if the one before followed `step` (0: there was none before).
 
-        They are numbered from 1 by their order.
+        None if that was the last.
         """
-        step = min(step, self.steps)
-        cycles, rest = divmod(step, self.every)
-        offsets = {self._offset(fragment) for fragment in range(self.fragments)}
-        whole = cycles * len(offsets) + sum(0 < offset <= rest for offset in offsets)
-        return whole + (step == self.steps and rest not in offsets)
+        if step >= self.steps:
+            return None
+        first = step + self.delay + 1
+        for (since, every), (until, _) in pairwise(((1, self.every), *self.changes, (self.steps, 0))):
+            turn = self._turn(max(first, since), every)
+            if turn < until:
+                return turn
+        return self.steps
 
-    def step_of(self, number: int) -> int:
-        """The inner step that outer round 1, 2, ... follows; 0 for 0, the last step for any number too large."""
-        offsets = sorted({self._offset(fragment) or self.every for fragment in range(self.fragments)})
-        cycles, rest = divmod(max(number, 1) - 1, len(offsets))
-        return 0 if number < 1 else min(cycles * self.every + offsets[rest], self.steps)
+    def has_turn(self, step: int) -> bool:
+        """Whether some fragment has its turn after this step, whatever is on its way."""
+        return self._turn(step, self.every_at(step)) == step
 
-    def applied(self, step: int) -> int:
-        """How many outer rounds' anchors have been applied before the inner step after `step`."""
-        return self.number(step if step >= self.steps else max(step - self.delay, 0))
+    def turn_before(self, step: int) -> int:
+        """The last step before this one after which there is a turn, by the H in force at this one; 0 if none is."""
+        every = self.every_at(step)
+        rest = (step - 1) % every
+        turns = -(-(rest + 1) * self.fragments // every) - 1 if self.stagger else 0
+        return step - 1 - rest + turns * every // self.fragments
 
-    def concerns(self, step: int) -> bool:
-        """Whether copies are taken or anchors applied after inner step `step`."""
-        return bool(self.due(step)) or (step > 0 and self.applied(step) > self.applied(step - 1))
+    def turn_after(self, step: int) -> int:
+        """The first one after this one, by the H in force at this one."""
+        return self._turn(step + 1, self.every_at(step))
+
+    def _turn(self, step: int, every: int) -> int:
+        """The first step from this one on after which there is a turn."""
+        rest = step % every
+        if rest == 0 or not self.stagger:
+            return step + -step % every
+        turns = -(-rest * self.fragments // every)
+        return step - rest + turns * every // self.fragments
 
     def applied_after(self, step: int) -> int:
         """The inner step after which the anchors of the outer round after `step` are applied.
@@ -114,9 +132,9 @@ class OuterSchedule:
         """
         return min(step + self.delay, self.steps)
 
-    def _offset(self, fragment: int) -> int:
+    def _offset(self, fragment: int, every: int) -> int:
         """The fragment is due after the steps that leave this remainder."""
-        return (fragment + 1) * self.every // self.fragments % self.every if self.stagger else 0
+        return (fragment + 1) * every // self.fragments % every if self.stagger else 0
 
 
 def _float32(value: float) -> float:

@@ -24,8 +24,10 @@ from pydantic import (
     model_validator,
 )
 
+from algorithms.compression import OuterCodec
 from algorithms.outer import OuterOptimizer
 from algorithms.parts import PART_BYTES
+from algorithms.schedule import OuterSchedule
 from algorithms.settings import (
     INEXACT_BASE_UPDATES,
     PRESETS,
@@ -102,6 +104,12 @@ _OUTER: dict[str, frozenset[str]] = {
     "nesterov": frozenset({"lr", "momentum"}),
     "sgd": frozenset({"lr", "momentum"}),
     "average": frozenset(),
+}
+_CODED: dict[str, frozenset[str]] = {
+    "fp32": frozenset(),
+    "bf16": frozenset(),
+    "int8": frozenset(),
+    "topk": frozenset({"k"}),
 }
 
 
@@ -202,20 +210,64 @@ class OuterSpec(Specification):
     momentum: float = Field(default=0.5, ge=0, lt=1, description="0.9 for long runs")
     state: Literal["keep", "reset"] | None = Field(
         default=None,
-        description="what becomes of momentum and inner optimizer state where all fragments outer-step together; "
-        "default: reset with optimizer.kind demo, keep with others",
+        description="what becomes of momentum and inner optimizer state at an outer step; default: reset with "
+        "optimizer.kind demo and without stagger, else keep",
     )
     fragments: int = Field(default=1, ge=1, le=4096, description="parts of the parameters that move one by one")
+    stagger: bool = Field(
+        default=False, description="fragments outer-step at different steps; after the last one, all of them"
+    )
+    delay: int = Field(
+        default=0,
+        ge=0,
+        description="inner steps from the copy to its anchor, while training goes on: fewer than to the next copy, "
+        "which is H steps, or H / fragments with stagger",
+    )
+    mix: float = Field(
+        default=1.0, ge=0, le=1, description="with delay: the share of these steps that is kept on top of the anchor"
+    )
+    codec: OuterCodec = Field(
+        default="fp32",
+        description="how a copy is uploaded: fp32: as it is; others: how far it is from the anchor, as bf16, int8, or "
+        "the `k` largest DCT coefficients of every chunk (topk); what that leaves out is added the next time",
+    )
+    k: int = Field(
+        default=256, ge=1, le=16384, description="with codec topk: coefficients per chunk of chunk x chunk elements"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _are_of_this_optimizer(cls, given: Any) -> Any:
         _refuse_foreign(given, "optimizer", _OUTER, "nesterov")
+        _refuse_foreign(given, "codec", _CODED, "fp32")
         return given
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        self.schedule(steps=1)
+        if self.mix != 1 and self.delay == 0:
+            raise ValueError(f"mix = {self.mix:g} without delay: no steps are taken before the anchor; leave it out")
+        if self.stagger and self.state == "reset":
+            raise ValueError(
+                "state = reset with stagger: fragments outer-step at different steps, and momentum is one; leave it out"
+            )
+        return self
 
     @model_serializer(mode="wrap")
     def _without_foreign(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202
-        return {name: value for name, value in handler(self).items() if name not in _foreign(_OUTER, self.optimizer)}
+        foreign = _foreign(_OUTER, self.optimizer) | _foreign(_CODED, self.codec)
+        return {name: value for name, value in handler(self).items() if name not in foreign}
+
+    @property
+    def together(self) -> bool:
+        """Whether all fragments outer-step at the same places, at which the anchors are all parameters."""
+        return self.delay == 0 and (not self.stagger or self.fragments == 1)
+
+    def schedule(self, steps: int) -> OuterSchedule:
+        """Of a run of so many inner steps. Raises ValueError if the delay is too long."""
+        return OuterSchedule(
+            every=self.every, fragments=self.fragments, steps=steps, stagger=self.stagger, delay=self.delay
+        )
 
 
 class RoundsSpec(Specification):
@@ -339,11 +391,7 @@ class RunSpec(Specification):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        if self.outer and self.outer.every > self.steps:
-            raise ValueError(
-                f"outer.every = {self.outer.every} is more than steps = {self.steps}: no outer step before the last; "
-                "lower outer.every, or leave outer out"
-            )
+        self._require_fitting_outer()
         if self.optimizer.warmup > self.steps:
             raise ValueError(f"optimizer.warmup = {self.optimizer.warmup} is more than steps = {self.steps}")
         if self.optimizer.base_update in INEXACT_BASE_UPDATES and self.outer is None:
@@ -359,6 +407,26 @@ class RunSpec(Specification):
         self._require_fitting_sites()
         self._require_fitting_exchange()
         return self
+
+    def _require_fitting_outer(self) -> None:
+        if self.outer is None:
+            return
+        if self.outer.every > self.steps:
+            raise ValueError(
+                f"outer.every = {self.outer.every} is more than steps = {self.steps}: no outer step before the last; "
+                "lower outer.every, or leave outer out"
+            )
+        most = self.optimizer.chunk**2
+        if self.outer.codec == "topk" and self.outer.k > most:
+            raise ValueError(
+                f"outer.k = {self.outer.k} is more than a chunk has: at most {most} of optimizer.chunk = "
+                f"{self.optimizer.chunk}"
+            )
+        if self.snapshots.every is not None and self.exchange != "none" and not self.outer.together:
+            raise ValueError(
+                "snapshots.every with outer.stagger or outer.delay: there is no place in the logs at which the anchors "
+                "are all parameters, but for the end, where a snapshot is made if one was asked for; leave it out"
+            )
 
     def _require_fitting_sites(self) -> None:
         if self.sites and self.regions:
@@ -391,9 +459,14 @@ class RunSpec(Specification):
     @property
     def forgets(self) -> bool:
         """Whether momentum and inner optimizer state are reset at outer steps."""
-        if self.outer is None:
+        if self.outer is None or self.outer.stagger:
             return False
         return self.outer.state == "reset" or (self.outer.state is None and self.optimizer.kind == "demo")
+
+    @property
+    def outer_schedule(self) -> OuterSchedule | None:
+        """When which fragments outer-step, if nobody changes that; None if they do not."""
+        return None if self.outer is None else self.outer.schedule(self.steps)
 
     @property
     def named_sites(self) -> list[str] | None:
@@ -615,6 +688,7 @@ class Resume(Message):
     position: Position
     step: Step
     outer_round: Count
+    outer_step: Step = Field(default=0, description="the inner step after which that took its copies")
     in_force: InForce
     anchors: list[Digest] = Field(description="blobs that are together all parameters: of the fragments, in order")
     buffers: Digest | None = Field(default=None, description="at this place, as safetensors; null: those of entry 0")
@@ -680,11 +754,14 @@ class Abstention(Message):
 
 
 class Announcement(Message):
-    """A site's copy of one fragment after the last step of an outer round."""
+    """A site's copy of one fragment after the inner step that the outer round follows."""
 
     digest: Digest
+    upload: Digest | None = Field(
+        default=None, description="of the blob that the copy was encoded as, once it is stored; null with codec fp32"
+    )
     tokens: Count = Field(
-        default=0, description="trained on since the last anchor; counts where no log tells, with exchange `none`"
+        default=0, description="trained on since the last copy; counts where no log tells, with exchange `none`"
     )
 
 
@@ -722,7 +799,9 @@ class Model(Message):
 class OuterRound(Message):
     number: int
     step: Step
-    fragments: list[Digest | None] = Field(description="the new anchor of each fragment, once it is there")
+    fragments: list[Digest | None] = Field(
+        description="the anchor of each fragment after it; null if there is none yet: a fragment was not due"
+    )
     weights: dict[str, int] = Field(description="tokens by region")
     distinct: int = Field(description="distinct copies that were averaged, over all fragments")
 

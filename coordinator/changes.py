@@ -8,7 +8,7 @@ from api.errors import ConflictError, InvalidError, faults_of
 from api.schemas import Change, RunSpec
 from coordinator.entries import change_header
 from coordinator.events import ChangeRequested
-from coordinator.in_force import every_at, in_force_at, next_outer_step, with_changes
+from coordinator.in_force import in_force_at, outer_schedule, with_changes
 from coordinator.records import Region, RunState
 from coordinator.transitions import Transition, append, going_on, with_, with_region
 
@@ -50,23 +50,29 @@ def change_requested(event: ChangeRequested, state: RunState, now: datetime) -> 
 
 
 def _first_step(state: RunState) -> int:
-    """The first one that can have other settings; where sites train by themselves, behind the next outer round."""
-    if not state.has_rounds:
-        return (state.outer.step if state.outer else next_outer_step(state)) + 1
-    return max(region.round.step if region.round else region.step for region in state.regions.values()) + 1
+    """The first one that can have other settings; where sites train by themselves, behind the next anchors."""
+    if state.has_rounds:
+        return max(region.round.step if region.round else region.step for region in state.regions.values()) + 1
+    schedule = outer_schedule(state)
+    assert schedule is not None
+    step = state.outer.step if state.outer is not None else schedule.following(state.outer_step)
+    return schedule.applied_after(state.spec.steps if step is None else step) + 1
 
 
 def _require_outer_steps(state: RunState, first: int) -> None:
     """Sites that train by themselves learn of changes from the log, with the anchors of an outer round."""
+    schedule = outer_schedule(state)
+    assert schedule is not None
+    behind = schedule.delay + 1
     for change in state.changes:
-        step, every = change.from_step, every_at(state, change.from_step - 1)
-        assert every is not None
-        if step > first and (step - 1) % every:
-            before = max((step - 1) // every * every + 1, first)
+        copied = change.from_step - behind
+        if change.from_step > first and not schedule.has_turn(copied):
+            before, after = schedule.turn_before(copied) + behind, schedule.turn_after(copied) + behind
+            where = "an outer step" if schedule.delay == 0 else f"an outer step and its delay of {schedule.delay}"
             raise InvalidError(
                 "not_behind_an_outer_step",
-                f"settings change from step {step} on, but with exchange = none only right behind an outer step: with "
-                f"H = {every} before it make that {before} or {before + every}",
+                f"settings change from step {change.from_step} on, but with exchange = none only right behind {where}: "
+                f"with H = {schedule.every_at(copied)} before it make that {max(before, first)} or {after}",
             )
 
 

@@ -261,7 +261,10 @@ class Engine:
             start=state.start.parameters,
             anchor=state.anchors[job.fragment],
             momentum=state.momenta[job.fragment],
-            regions=tuple((there, state.outer.weights[name]) for name, there in sorted(digests.items())),
+            regions=tuple(
+                (tuple(fragment.upload(name, copy) or copy for copy in there), state.outer.weights[name])
+                for name, there in sorted(digests.items())
+            ),
         )
         made = await in_thread(outer_step, copies, layout, state.spec.outer, self._blobs.stored)
         with made.parameters, made.momentum:

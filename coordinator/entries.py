@@ -10,7 +10,7 @@ from api.payload import digest_json
 from api.schemas import PROTOCOL_VERSION, InForce, Position
 from coordinator.events import Norm
 from coordinator.in_force import optimizer_at
-from coordinator.records import Region, RunState
+from coordinator.records import OuterRound, Region, RunState, Share
 
 __all__ = ["anchor_header", "change_header", "position_after", "start_header", "step_header"]
 
@@ -84,25 +84,31 @@ def _reasons(by_site: dict[str, str]) -> list[dict[str, str]]:
     return [{"site": site, "reason": reason} for site, reason in sorted(by_site.items())]
 
 
-def anchor_header(
-    region: Region, *, number: int, fragment: int, digest: str, participants: list[tuple[str, tuple[str, ...], int]]
-) -> Header:
-    """`participants`: region, digests of which its copy was made, weight in tokens; in region order.
+def anchor_header(region: Region, outer: OuterRound, number: int) -> Header:
+    """Of fragment `number`, whose anchor is there. It is applied where it is in the log, after the copies were taken.
 
-    The mean of several copies has no digest: then `digest` is null, and `copies` lists theirs.
+    H at that step, `every`, tells a region that was taken along of which fragments the outer round is.
+    The mean of several copies has no digest: then `digest` of the region is null, and `copies` lists theirs. `uploads`
+    are the blobs that they were encoded as, in the same order, if they were.
     """
+    fragment = outer.fragments[number]
     return _common("anchor", region) | {
-        "outer_round": number,
-        "fragment": fragment,
-        "generation": number,
-        "digest": digest,
-        "participants": [
-            {"region": name, "digest": copies[0], "weight": weight}
-            if len(copies) == 1
-            else {"region": name, "digest": None, "copies": list(copies), "weight": weight}
-            for name, copies, weight in sorted(participants)
-        ],
+        "outer_round": outer.number,
+        "taken_after": outer.step,
+        "every": outer.every,
+        "fragment": number,
+        "generation": outer.number,
+        "digest": fragment.anchor,
+        "participants": [_participant(share) for share in fragment.shares],
     }
+
+
+def _participant(share: Share) -> Header:
+    alone = len(share.copies) == 1
+    copies = {} if alone else {"copies": list(share.copies)}
+    uploads = {} if share.uploads == share.copies else {"uploads": list(share.uploads)}
+    digest = share.copies[0] if alone else None
+    return {"region": share.region, "digest": digest, "weight": share.weight, **copies, **uploads}
 
 
 def change_header(region: Region, from_step: int, settings: InForce) -> Header:

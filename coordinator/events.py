@@ -176,7 +176,7 @@ class AnsweredLate:
 
 @dataclass(frozen=True)
 class Arrived:
-    """A site whose region has no rounds has trained up to an outer round, on so many tokens since the last anchor."""
+    """A site whose region has no rounds has trained up to an outer round, on so many tokens since the last copies."""
 
     site: str
     attempt: int
@@ -192,6 +192,8 @@ class Announced:
     fragment: int
     digest: str
     stored: bool
+    upload: str | None = None
+    """The blob that the copy was encoded as, if it is not stored itself."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ class Aggregated:
 class Averaged:
     """The outer step of one fragment was computed: blobs of its new anchor and of its outer momentum.
 
-    `copies`: by region, the digests of which its copy was made. Those in `rejected` were left out: not finite.
+    `copies`: by region, the digests of which its copy was made. Those uploaded as `rejected` were left out: not finite.
     """
 
     number: int

@@ -6,14 +6,17 @@ import time
 from collections.abc import Mapping
 
 from api import schemas
-from api.errors import ConflictError, GoneError, NotFoundError
+from api.errors import ConflictError, GoneError, InvalidError, NotFoundError
 from api.payload import contribution_digest
 from api.schemas import RunStatus
 from api.service import Answer
+from coordinator.blobs import in_thread
 from coordinator.contributions import Complete, Contributions
+from coordinator.encodings import check_encoding
 from coordinator.engine import Engine
 from coordinator.events import Abstained, Announced, Arrived, Contributed
 from coordinator.kept_blobs import KeptBlobs
+from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.outer_events import region_copies
 from coordinator.quorum import all_announced, remaining
@@ -34,6 +37,7 @@ class Exchanges:
         store: Store,
         blobs: KeptBlobs,
         contributions: Contributions,
+        layouts: Layouts,
         logs: Logs,
         engine: Engine,
         recent: Recent,
@@ -41,6 +45,7 @@ class Exchanges:
         self._store = store
         self._blobs = blobs
         self._contributions = contributions
+        self._layouts = layouts
         self._logs = logs
         self._engine = engine
         self._recent = recent
@@ -191,19 +196,45 @@ class Exchanges:
             await self._engine.apply(run, Arrived(site, attempt, number, announcement.tokens))
         await self._engine.wait(run, open_or_over, wait)
         digest = announcement.digest
-        event = Announced(site, attempt, number, fragment, digest, stored=await self._blobs.stays(digest, run))
+        stored = await self._is_stored(run, fragment, announcement)
+        event = Announced(site, attempt, number, fragment, digest, stored, announcement.upload)
         state = await self._engine.apply(run, event)
         return schemas.AnnouncementReply(
             upload=_is_asked(state, number, fragment, site, digest), evaluate=state.first_site == site
         )
 
+    async def _is_stored(self, run: str, fragment: int, announcement: schemas.Announcement) -> bool:
+        """Whether the copy itself is a blob. What it was encoded as must be one, and good.
+
+        Raises:
+            InvalidError: the run's copies are not encoded, or not as this blob.
+            NotFoundError: the blob is not there.
+        """
+        state = (await self._store.load(run)).state
+        outer, upload = state.spec.outer, announcement.upload
+        if outer is None or outer.codec == "fp32" or fragment == outer.fragments:
+            if upload is not None:
+                raise InvalidError("bad_upload", f"copies of fragment {fragment} of run {run} are uploaded as they are")
+            return await self._blobs.stays(announcement.digest, run)
+        if upload is not None and fragment < outer.fragments:
+            size = await self._blobs.require(upload, run)
+            layout = await self._layouts.of(state)
+            await in_thread(check_encoding, upload, size, fragment, layout, outer, self._blobs.stored)
+        return False
+
 
 def _is_asked(state: RunState, number: int, fragment: int, site: str, digest: str) -> bool:
-    """Whether this site is to upload its copy: the first that holds it, if it counts, as far as that is known."""
-    outer = state.outer
-    if outer is None or outer.number != number or digest in outer.fragments[fragment].stored:
+    """Whether this site is to upload its copy: the first that holds it, if it counts, as far as that is known.
+
+    The first in its region, if copies are encoded: what is left of them differs between regions.
+    """
+    outer, spec, region = state.outer, state.spec.outer, state.members[site].region
+    if outer is None or spec is None or outer.number != number:
         return False
-    there, known = remaining(state), outer.fragments[fragment]
+    known = outer.fragments[fragment]
+    if known.upload(region, digest) is not None:
+        return False
+    there = remaining(state, region if spec.codec != "fp32" and not known.buffers else None)
     if all_announced(known, state) and not any(digest in copies for copies in region_copies(state, known).values()):
         return False
     return site == next((holder for holder, copy in known.copies.items() if copy == digest and holder in there), None)

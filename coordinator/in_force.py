@@ -1,11 +1,13 @@
 """Pure: the settings that an operator may change in a run that goes on (rule A21), as they are at a step."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
+from algorithms.schedule import OuterSchedule
 from api.schemas import Change, InForce, OptimizerSpec, RunSpec
 from coordinator.records import RunState
 
-__all__ = ["every_at", "in_force_at", "next_outer_step", "optimizer_at", "with_changes"]
+__all__ = ["in_force_at", "optimizer_at", "outer_schedule", "with_changes"]
 
 
 def in_force_at(state: RunState, step: int) -> InForce:
@@ -27,13 +29,10 @@ def optimizer_at(state: RunState, region: str, step: int) -> OptimizerSpec:
     return state.spec.optimizer.model_copy(update={"lr": settings.lr, "k": settings.k})
 
 
-def every_at(state: RunState, step: int) -> int | None:
-    """Inner steps between outer steps; None without these."""
-    return in_force_at(state, step).every
-
-
-def next_outer_step(state: RunState) -> int:
-    """The step that the next outer round to be opened follows, where settings change right behind outer rounds only."""
-    every = every_at(state, state.outer_step + 1)
-    assert every is not None
-    return min((state.outer_step // every + 1) * every, state.spec.steps)
+def outer_schedule(state: RunState) -> OuterSchedule | None:
+    """When which fragments outer-step, by the changes so far; None if they do not."""
+    schedule = state.spec.outer_schedule
+    if schedule is None:
+        return None
+    changes = ((change.from_step, change.every) for change in state.changes)
+    return replace(schedule, changes=tuple((step, every) for step, every in changes if every is not None))

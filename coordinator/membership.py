@@ -73,10 +73,12 @@ def rejoining(state: RunState, site: str, *, attempt: int, seat: str | None = No
 
 
 def _without(outer: OuterRound, site: str) -> OuterRound:
-    fragments = tuple(
-        fragment.model_copy(update={"copies": {who: copy for who, copy in fragment.copies.items() if who != site}})
-        for fragment in outer.fragments
-    )
+    fragments = {
+        number: fragment.model_copy(
+            update={"copies": {who: fragment.copies[who] for who in fragment.copies if who != site}}
+        )
+        for number, fragment in outer.fragments.items()
+    }
     return outer.model_copy(update={"participants": outer.participants - {site}, "fragments": fragments})
 
 
@@ -129,15 +131,17 @@ def caught_up(event: CaughtUp, state: RunState, now: datetime) -> Transition:
             "off_chain", f"entry {event.position.seq} of site {event.site} is not in the log of {member.region}"
         )
     outer = state.outer
-    if head.seq - event.position.seq > (NEAR if outer is None and state.has_rounds else 0):
+    if head.seq - event.position.seq > (NEAR if state.open_to(member.region) and state.has_rounds else 0):
         return Transition(state)
     if outer is None and not state.has_rounds and arrived_at(state, state.outer_rounds + 1):
         return Transition(state)
     if outer is not None and event.site not in outer.participants:
-        if remaining(state) or member.region not in outer.weights:
+        needed = not remaining(state) and member.region in outer.weights and event.position == head
+        if not needed and not state.open_to(member.region):
             return Transition(state)
-        outer = outer.model_copy(update={"participants": outer.participants | {event.site}})
-        state = with_(state, outer=outer)
+        if needed:
+            outer = outer.model_copy(update={"participants": outer.participants | {event.site}})
+            state = with_(state, outer=outer)
     return Transition(with_member(state, event.site, caught_up=True, late=None))
 
 

@@ -1,8 +1,7 @@
 """Pure: what opens next, in each region and between them."""
 
-from algorithms.schedule import outer_due
 from coordinator.changes import changed
-from coordinator.in_force import every_at, next_outer_step
+from coordinator.in_force import outer_schedule
 from coordinator.records import FragmentRound, OuterRound, Region, Round, RunState
 from coordinator.transitions import Transition, with_, with_region
 
@@ -14,17 +13,30 @@ def opened(state: RunState) -> Transition:
 
     But what they have accepted comes into their logs before they are taken along (A1).
     """
-    done = Transition(state)
-    if state.outer is not None:
-        return done
     live, due = _live_regions(state), _due_regions(state)
-    if live and live <= due:
-        aggregating = any(region.round is not None and region.round.frozen for region in state.regions.values())
-        return done if aggregating else Transition(_outer_opened(state, live))
+    if state.outer is None and live and live <= due:
+        rounds = [region.round for name, region in state.regions.items() if name not in live]
+        if any(round_ is not None and round_.frozen for round_ in rounds):
+            return Transition(state)
+        state = _outer_opened(state, live)
+    done = Transition(state)
     for name, region in state.regions.items() if state.has_rounds else ():
-        if region.round is None and name not in due and region.step < state.spec.steps:
+        if region.round is None and region.step < _limit(state, name):
             done = done.then(_round_opened(done.state, region))
     return done
+
+
+def _limit(state: RunState, region: str) -> int:
+    """The step after which the region goes on only when it has the anchors that are applied then."""
+    schedule, outer = outer_schedule(state), state.outer
+    if schedule is None:
+        return state.spec.steps
+    if outer is not None and region not in outer.weights:
+        return 0
+    if outer is not None and not outer.held_in(region):
+        return outer.ends
+    step = schedule.following(state.outer_step if outer is None else outer.step)
+    return state.spec.steps if step is None else schedule.applied_after(step)
 
 
 def _round_opened(state: RunState, region: Region) -> Transition:
@@ -35,9 +47,13 @@ def _round_opened(state: RunState, region: Region) -> Transition:
 
 
 def left_behind(state: RunState) -> list[str]:
-    """Regions without a live member whose open rounds have answers, while all others are due for an outer round."""
-    live, due = _live_regions(state), _due_regions(state)
-    if state.outer is not None or not live or not live <= due:
+    """Regions without a live member whose open rounds have answers, while no other one has anything to do before.
+
+    All others are due for an outer round, or have the anchors of the one that is open.
+    """
+    live, outer = _live_regions(state), state.outer
+    waiting = live - _due_regions(state) if outer is None else {name for name in live if not outer.held_in(name)}
+    if not live or waiting:
         return []
     rounds = {name: region.round for name, region in state.regions.items() if name not in live}
     return [name for name, round_ in rounds.items() if round_ is not None and round_.answered and not round_.frozen]
@@ -61,36 +77,44 @@ def arrived_at(state: RunState, number: int) -> list[str]:
 
 def outer_round_due(state: RunState, step: int) -> bool:
     """Whether the outer round after this step is due and has not been held."""
-    return step > state.outer_step and outer_due(step, every_at(state, step), state.spec.steps)
+    schedule = outer_schedule(state)
+    following = None if schedule is None else schedule.following(state.outer_step)
+    return following is not None and step >= following
 
 
 def _outer_opened(state: RunState, live: set[str]) -> RunState:
     """Rounds of the other regions, which nobody has answered, end here: these regions go on from the anchors."""
-    spec = state.spec.outer
-    assert spec is not None
-    number = state.outer_rounds + 1
-    for name in state.regions.keys() - live:
-        state = with_region(state, name, round=None)
-    buffers = [FragmentRound(buffers=True)] if state.start is not None and state.start.buffers is not None else []
+    schedule = outer_schedule(state)
+    assert schedule is not None
+    step = schedule.following(state.outer_step)
+    assert step is not None
     outer = OuterRound(
-        number=number,
-        step=_step_of(state, live),
+        number=state.outer_rounds + 1,
+        step=step,
+        ends=schedule.applied_after(step),
+        every=schedule.every_at(step),
         weights={name: _tokens(state, name) for name in sorted(live)},
         participants=frozenset(state.live()),
-        fragments=(*(FragmentRound() for _ in range(spec.fragments)), *buffers),
+        fragments=_fragments(state, schedule.due(step)),
     )
+    for name, region in state.regions.items():
+        round_ = region.round if name in live else None
+        state = with_region(state, name, round=round_, tokens=region.ahead, ahead=0)
     return with_(state, outer=outer)
 
 
-def _step_of(state: RunState, live: set[str]) -> int:
-    if state.has_rounds:
-        return max(state.regions[name].step for name in live)
-    return next_outer_step(state)
+def _fragments(state: RunState, due: tuple[int, ...]) -> dict[int, FragmentRound]:
+    """Buffers, if there are any, are one more, due with the last of the others."""
+    assert state.spec.outer is not None
+    fragments = {fragment: FragmentRound() for fragment in due}
+    if state.spec.outer.fragments - 1 in due and state.start is not None and state.start.buffers is not None:
+        fragments[state.spec.outer.fragments] = FragmentRound(buffers=True)
+    return fragments
 
 
 def _tokens(state: RunState, region: str) -> int:
-    """Trained on since the last anchor (A12)."""
+    """Trained on from the last copy to this one (A12)."""
     if state.has_rounds:
-        return state.regions[region].tokens
+        return state.regions[region].tokens - state.regions[region].ahead
     arrivals = (state.members[site].arrived for site in state.live(region))
     return sum(arrival.tokens for arrival in arrivals if arrival is not None)

@@ -12,11 +12,11 @@ from coordinator.entries import anchor_header
 from coordinator.events import Announced, Arrived, Averaged
 from coordinator.in_force import in_force_at
 from coordinator.quorum import agreed_copies, all_announced, remaining
-from coordinator.records import Arrival, FragmentRound, RunState
+from coordinator.records import Arrival, FragmentRound, OuterRound, RunState, Share
 from coordinator.snapshots import behind_outer_round
-from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member
+from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member, with_region
 
-__all__ = ["announced", "arrived", "averaged", "buffer_copies", "region_copies", "with_alarms"]
+__all__ = ["anchored", "announced", "arrived", "averaged", "buffer_copies", "region_copies", "with_alarms"]
 
 T = TypeVar("T")
 
@@ -58,20 +58,34 @@ def announced(event: Announced, state: RunState, now: datetime) -> Transition:
             f"outer round {event.number} goes on without {event.site}, which was not there when it opened, or has lost "
             "its ranks since: take the anchors from the log",
         )
-    if event.fragment >= len(outer.fragments):
-        raise ConflictError("no_such_fragment", f"fragment {event.fragment}: the run has {len(outer.fragments)}")
+    if event.fragment not in outer.fragments:
+        due = ", ".join(map(str, outer.fragments))
+        raise ConflictError(
+            "no_such_fragment", f"fragment {event.fragment} is not in outer round {outer.number}, which is of {due}"
+        )
     fragment = outer.fragments[event.fragment]
     if fragment.copies.get(event.site, event.digest) != event.digest:
         raise ConflictError("other_bytes", f"site {event.site} has already announced another copy of the fragment")
-    stored = fragment.stored | {event.digest} if event.stored else fragment.stored
-    fragment = fragment.model_copy(update={"copies": {**fragment.copies, event.site: event.digest}, "stored": stored})
+    copies = {**fragment.copies, event.site: event.digest}
+    fragment = _with_upload(fragment, event, state).model_copy(update={"copies": copies})
     state = with_member(state, event.site, away="", benched_until=None)
     return Transition(_with_fragment(state, event.fragment, fragment))
 
 
+def _with_upload(fragment: FragmentRound, event: Announced, state: RunState) -> FragmentRound:
+    """The first encoding of a region's copy counts: at another site something else may have been left before."""
+    if event.stored:
+        return fragment.model_copy(update={"stored": fragment.stored | {event.digest}})
+    region = state.members[event.site].region
+    if event.upload is None or fragment.upload(region, event.digest) is not None:
+        return fragment
+    there = {**fragment.encoded.get(region, {}), event.digest: event.upload}
+    return fragment.model_copy(update={"encoded": {**fragment.encoded, region: there}})
+
+
 def _with_fragment(state: RunState, index: int, fragment: FragmentRound) -> RunState:
     assert state.outer is not None
-    fragments = _replaced(state.outer.fragments, index, fragment)
+    fragments = {**state.outer.fragments, index: fragment}
     return with_(state, outer=state.outer.model_copy(update={"fragments": fragments}))
 
 
@@ -103,7 +117,7 @@ def with_alarms(state: RunState) -> RunState:
     if state.outer is None:
         return state
     alarms = list(state.alarms)
-    for index, fragment in enumerate(state.outer.fragments):
+    for index, fragment in state.outer.fragments.items():
         if fragment.buffers or fragment.anchor is not None or not all_announced(fragment, state):
             continue
         for region, copies in region_copies(state, fragment).items():
@@ -131,31 +145,73 @@ def averaged(event: Averaged, state: RunState, now: datetime) -> Transition:
         return Transition(state)
     if region_copies(state, fragment) != event.copies:
         return Transition(state)
-    good = {name: tuple(copy for copy in copies if copy not in event.rejected) for name, copies in event.copies.items()}
-    participants = [(name, copies, outer.weights[name]) for name, copies in good.items() if copies]
     state = _with_rejected(state, event, fragment)
-    done = fragment.model_copy(
-        update={"anchor": event.anchor, "distinct": len({copy for copies in good.values() for copy in copies})}
-    )
+    done = fragment.model_copy(update={"anchor": event.anchor, "shares": _shares(event, fragment, outer)})
     state = _with_fragment(state, event.fragment, done)
     if fragment.buffers:
-        state = with_(state, buffers=event.anchor)
-    else:
-        anchors = _replaced(state.anchors, event.fragment, event.anchor)
-        state = with_(state, anchors=anchors, momenta=_replaced(state.momenta, event.fragment, event.momentum))
-    after = Transition(state)
-    for region in state.regions.values():
-        there = region if region.step == outer.step else region.model_copy(update={"step": outer.step, "round": None})
-        header = anchor_header(
-            there, number=outer.number, fragment=event.fragment, digest=event.anchor, participants=participants
-        )
-        after = after.then(append(after.state, there, header))
-    return after.then(_outer_finished(after.state))
+        return Transition(with_(state, buffers=event.anchor))
+    anchors = _replaced(state.anchors, event.fragment, event.anchor)
+    return Transition(with_(state, anchors=anchors, momenta=_replaced(state.momenta, event.fragment, event.momentum)))
+
+
+def _shares(event: Averaged, fragment: FragmentRound, outer: OuterRound) -> tuple[Share, ...]:
+    """Of the regions that have copies which were not rejected."""
+    shares = []
+    for name, copies in sorted(event.copies.items()):
+        uploads = {copy: fragment.upload(name, copy) or copy for copy in copies}
+        good = {copy: upload for copy, upload in uploads.items() if upload not in event.rejected}
+        if good:
+            weight = outer.weights[name]
+            shares.append(Share(region=name, copies=tuple(good), uploads=tuple(good.values()), weight=weight))
+    return tuple(shares)
+
+
+def anchored(state: RunState) -> Transition:
+    """Anchors that are there go into the log of every region that has reached the step after which they are applied.
+
+    Regions without a live member, or that were without one at the opening, are taken along at the end.
+    """
+    done = Transition(state)
+    if state.outer is None:
+        return done
+    for name in state.regions:
+        done = done.then(_region_anchored(done.state, name))
+    return done.then(_outer_finished(done.state))
+
+
+def _region_anchored(state: RunState, name: str) -> Transition:
+    outer, done = state.outer, Transition(state)
+    assert outer is not None
+    if not _is_at_the_end(state, outer, name) and not _is_taken_along(state, outer, name):
+        return done
+    for number, fragment in outer.fragments.items():
+        if fragment.anchor is not None and name not in fragment.logged:
+            region = done.state.regions[name].model_copy(update={"step": outer.ends, "round": None})
+            done = done.then(append(done.state, region, anchor_header(region, outer, number)))
+            logged = fragment.model_copy(update={"logged": fragment.logged | {name}})
+            done = done.then(Transition(_with_fragment(done.state, number, logged)))
+    return done
+
+
+def _is_at_the_end(state: RunState, outer: OuterRound, name: str) -> bool:
+    """Where regions have no rounds no log tells what their sites do meanwhile."""
+    region = state.regions[name]
+    return not state.has_rounds or (name in outer.weights and region.step == outer.ends and region.round is None)
+
+
+def _is_taken_along(state: RunState, outer: OuterRound, name: str) -> bool:
+    """Whether nobody is there, what was accepted is in the log, and all others are at the end."""
+    round_ = state.regions[name].round
+    if (name in outer.weights and state.live(name)) or (round_ is not None and (round_.frozen or round_.answered)):
+        return False
+    others = [other for other in outer.weights if other != name and state.live(other)]
+    return bool(others) and all(outer.held_in(other) or state.regions[other].step == outer.ends for other in others)
 
 
 def _with_rejected(state: RunState, event: Averaged, fragment: FragmentRound) -> RunState:
     assert state.outer is not None
-    sites = [site for site in remaining(state) if fragment.copies[site] in event.rejected]
+    regions = {site: state.members[site].region for site in remaining(state)}
+    sites = [site for site in regions if fragment.upload(regions[site], fragment.copies[site]) in event.rejected]
     if not sites:
         return state
     alarm = f"step {state.outer.step}: fragment {event.fragment} of {', '.join(sites)} is not finite and was left out"
@@ -167,33 +223,45 @@ def _replaced(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
 
 
 def _outer_finished(state: RunState) -> Transition:
-    """Once every fragment has its anchor; the logs may be entered here from now on."""
+    """Once every log has all anchors. Where those of all fragments are all there is, the logs may be entered."""
     outer = state.outer
     assert outer is not None
-    if any(fragment.anchor is None for fragment in outer.fragments):
+    if not all(outer.held_in(name) for name in state.regions):
         return Transition(state)
-    anchors = [anchor for anchor in state.anchors if anchor is not None]
     summary = schemas.OuterRound(
         number=outer.number,
         step=outer.step,
-        fragments=list(anchors),
+        fragments=list(state.anchors),
         weights=outer.weights,
-        distinct=sum(fragment.distinct for fragment in outer.fragments if not fragment.buffers),
+        distinct=sum(fragment.distinct for fragment in outer.fragments.values() if not fragment.buffers),
     )
-    regions = {}
+    state = with_(state, outer=None, outer_rounds=outer.number, outer_step=outer.step)
+    if _are_all_parameters(state, outer):
+        state = behind_outer_round(_with_entrances(state, outer), outer.ends)
+    done = Transition(state, outer_round=summary)
+    for name in () if state.has_rounds else state.regions:  # where these are the only places of changes (A21)
+        done = done.then(changed(done.state, done.state.regions[name], outer.ends + 1))
+    return done
+
+
+def _are_all_parameters(state: RunState, outer: OuterRound) -> bool:
+    """Whether whoever has applied the log to here holds the anchors and nothing else."""
+    if not state.has_rounds:
+        return None not in state.anchors
+    return outer.step == outer.ends and outer.fragments.keys() >= set(range(len(state.anchors)))
+
+
+def _with_entrances(state: RunState, outer: OuterRound) -> RunState:
     for name, region in state.regions.items():
         assert region.head is not None
         resume = Resume(
             position=region.head,
-            step=outer.step,
+            step=outer.ends,
             outer_round=outer.number,
-            in_force=in_force_at(state, outer.step),
-            anchors=anchors,
+            outer_step=outer.step,
+            in_force=in_force_at(state, outer.ends),
+            anchors=[anchor for anchor in state.anchors if anchor is not None],
             buffers=state.buffers,
         )
-        regions[name] = region.model_copy(update={"tokens": 0, "resume": resume})
-    state = with_(state, outer=None, outer_rounds=outer.number, outer_step=outer.step, regions=regions)
-    done = Transition(behind_outer_round(state, outer.step), outer_round=summary)
-    for name in () if state.has_rounds else state.regions:  # where these are the only places of changes (A21)
-        done = done.then(changed(done.state, done.state.regions[name], outer.step + 1))
-    return done
+        state = with_region(state, name, resume=resume)
+    return state

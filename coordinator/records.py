@@ -21,6 +21,7 @@ __all__ = [
     "Round",
     "RunState",
     "Sent",
+    "Share",
     "Snapshot",
     "Start",
     "Wanted",
@@ -62,7 +63,7 @@ class Region(Record):
     """Sites that share one log.
 
     Attributes:
-        tokens: trained on since the last anchor (A12).
+        tokens: trained on since the last copy (A12); `ahead`: those of them that belong to the copy after the next one.
         resume: where the log may be entered instead of at entry 0.
         changes: how many of the run's changes the log has.
         unchanged: the newest entry that is no change; a site that has applied no later one does not know the settings.
@@ -72,6 +73,7 @@ class Region(Record):
     step: int = 0
     head: Position | None = None
     tokens: int = 0
+    ahead: int = 0
     round: Round | None = None
     resume: Resume | None = None
     changes: int = 0
@@ -163,31 +165,64 @@ class Member(Record):
         return not self.excluded and not self.away
 
 
-class FragmentRound(Record):
-    """The copies of one fragment, by site, in order of announcement; `stored` names those that are blobs.
+class Share(Record):
+    """A region's part in a mean: its copies, the blobs that were uploaded of them, and its weight in tokens."""
 
-    `buffers`: it is not one of the parameters, but all buffers of the model.
+    region: str
+    copies: tuple[str, ...]
+    uploads: tuple[str, ...]
+    weight: int
+
+
+class FragmentRound(Record):
+    """The copies of one fragment, by site, in order of announcement.
+
+    Attributes:
+        stored: those that are blobs.
+        encoded: the blobs that others were encoded as, by region and copy.
+        anchor, shares: what came of them.
+        logged: the regions in whose logs the anchor is.
+        buffers: it is not one of the parameters, but all buffers of the model.
     """
 
     copies: dict[str, str] = Field(default_factory=dict)
     stored: frozenset[str] = frozenset()
+    encoded: dict[str, dict[str, str]] = Field(default_factory=dict)
     anchor: str | None = None
-    distinct: int = 0
+    shares: tuple[Share, ...] = ()
+    logged: frozenset[str] = frozenset()
     buffers: bool = False
+
+    def upload(self, region: str, copy: str) -> str | None:
+        """The blob of a region's copy, if it is there."""
+        return copy if copy in self.stored else self.encoded.get(region, {}).get(copy)
+
+    @property
+    def distinct(self) -> int:
+        """How many copies the anchor was made of."""
+        return len({copy for share in self.shares for copy in share.copies})
 
 
 class OuterRound(Record):
-    """An outer step in progress.
+    """An outer step in progress, of the fragments that are due, by number.
 
-    `weights`, tokens by region, are those of the opening (A12), of regions that had a live member then. Only
+    `step` is the inner step after which the copies were taken, `ends` the one after which the anchors are applied;
+    `every` is H at `step`.
+    `weights`, tokens by region, are those of `step` (A12), of regions that had a live member at the opening. Only
     `participants` are averaged: who was live then, and has kept its ranks since.
     """
 
     number: int
     step: int
+    ends: int
+    every: int
     weights: dict[str, int]
     participants: frozenset[str]
-    fragments: tuple[FragmentRound, ...]
+    fragments: dict[int, FragmentRound]
+
+    def held_in(self, region: str) -> bool:
+        """Whether the region's log has all anchors."""
+        return all(region in fragment.logged for fragment in self.fragments.values())
 
 
 class Start(Record):
@@ -253,7 +288,7 @@ class RunState(Record):
     """Everything about a run.
 
     Attributes:
-        outer_step: the step of the last outer round that is complete.
+        outer_step: the step that the last outer round that is complete followed.
         changes: of settings, by the step from which on they hold.
         paused_because: why the run was paused, if nobody has asked for that.
         storage_full: pending work is left alone until the run is resumed.
@@ -303,6 +338,11 @@ class RunState(Record):
     def has_rounds(self) -> bool:
         """Whether regions exchange at every step; else each is one site, which trains up to the next outer round."""
         return self.spec.exchange != "none"
+
+    def open_to(self, region: str) -> bool:
+        """Whether sites of a region may come in as no participants of an outer round: while its rounds go on beside."""
+        outer = self.outer
+        return outer is None or (self.has_rounds and outer.step < outer.ends and region in outer.weights)
 
     @property
     def needed_regions(self) -> list[str]:

@@ -22,8 +22,10 @@ def blobs_of(state: RunState) -> set[str]:
     if state.start is not None:
         found |= {state.start.parameters, state.start.buffers}
     if state.outer is not None:
-        for fragment in state.outer.fragments:
+        for fragment in state.outer.fragments.values():
             found |= {fragment.anchor, *fragment.copies.values(), *fragment.stored}
+            found |= {upload for encoded in fragment.encoded.values() for upload in encoded.values()}
+            found |= {upload for share in fragment.shares for upload in share.uploads}
     for region in state.regions.values():
         found |= {*region.resume.anchors, region.resume.buffers} if region.resume is not None else set()
     found |= {member.final for member in state.members.values()}
@@ -46,7 +48,8 @@ def blobs_of_contents(contents: Contents) -> set[str]:
 def blobs_of_entry(header: Header) -> set[str]:
     """Digests of the blobs that an entry names; its messages are another matter."""
     fields = {"start": ("parameters", "buffers"), "anchor": ("digest",)}.get(header["kind"], ())
-    return {header[field] for field in fields if header.get(field) is not None}
+    uploads = {upload for line in header.get("participants", ()) for upload in line.get("uploads", ())}
+    return uploads | {header[field] for field in fields if header.get(field) is not None}
 
 
 def named_in(state: str) -> set[str]:

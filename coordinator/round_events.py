@@ -7,6 +7,7 @@ from api.errors import ConflictError, ForbiddenError, GoneError
 from api.schemas import Position
 from coordinator.entries import step_header
 from coordinator.events import Abstained, Aggregated, Answer, AnsweredLate, Contributed, Norm, PartSent, Refused
+from coordinator.in_force import outer_schedule
 from coordinator.quorum import DELAYS_KEPT
 from coordinator.records import Member, Missed, Region, Round, RunState, Sent
 from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member, with_region
@@ -212,5 +213,17 @@ def _closed(state: RunState, region: Region, parts: tuple[str, ...], norms: dict
     header = step_header(state, region, parts, norms)
     for site in round_.contributions:
         state = with_member(state, site, listed=round_.step)
-    tokens = region.tokens + sum(sent.tokens for sent in round_.contributions.values())
-    return append(state, region.model_copy(update={"step": round_.step, "round": None, "tokens": tokens}), header)
+    tokens = sum(sent.tokens for sent in round_.contributions.values())
+    counted = {"tokens": region.tokens + tokens}
+    if _is_ahead(state, round_.step):
+        counted["ahead"] = region.ahead + tokens
+    return append(state, region.model_copy(update={"step": round_.step, "round": None, **counted}), header)
+
+
+def _is_ahead(state: RunState, step: int) -> bool:
+    """Whether the step comes after the one of the outer round that opens next."""
+    schedule = outer_schedule(state)
+    if schedule is None:
+        return False
+    following = schedule.following(state.outer_step if state.outer is None else state.outer.step)
+    return following is not None and step > following

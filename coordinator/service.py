@@ -75,7 +75,7 @@ class CoordinatorService:
         self._sites = Sites(store, self._engine, settings)
         pressure = Pressure(store, settings.redis_budget_mb)
         contributions = Contributions(store, self._layouts, self._engine, pressure, recent)
-        self._exchanges = Exchanges(store, kept, contributions, self._logs, self._engine, recent)
+        self._exchanges = Exchanges(store, kept, contributions, self._layouts, self._logs, self._engine, recent)
         self._guards = Guards(store, self._engine)
         self.snapshots = Snapshots(store, kept, self._layouts, self._logs, self._engine)
         self._packer = Packer(store, kept, settings)
@@ -257,7 +257,9 @@ class CoordinatorService:
         member = state.members[site]
         head, outer = state.regions[member.region].head, state.outer
         assert head is not None
-        active = member.caught_up and (outer is None or site in outer.participants)
+        active = member.caught_up and (
+            state.open_to(member.region) or (outer is not None and site in outer.participants)
+        )
         return schemas.CaughtUpReply(active=active, head=head)
 
     async def upload_start(self, run: str, site: str, attempt: int, start: schemas.StartUpload) -> None:

@@ -10,7 +10,7 @@ from coordinator.events import Ticked
 from coordinator.lifecycle import begun
 from coordinator.membership import rejoining
 from coordinator.opening import left_behind, opened
-from coordinator.outer_events import with_alarms
+from coordinator.outer_events import anchored, with_alarms
 from coordinator.quorum import closes_at, may_close
 from coordinator.records import Region, RunState
 from coordinator.round_events import emptied, frozen
@@ -84,9 +84,11 @@ def _moved_on(state: RunState, now: datetime) -> Transition:
         region = done.state.regions[name]
         if region.round is not None and not region.round.frozen and may_close(done.state, region, now):
             done = done.then(_round_ended(done.state, region, now))
+    done = done.then(anchored(done.state))
     if done.state.status is RunStatus.RUNNING:
         for name in left_behind(done.state):
             done = done.then(_round_ended(done.state, done.state.regions[name], now))
+        done = done.then(anchored(done.state))
         done = done.then(opened(done.state))
     return done.then(Transition(_ended(with_due(with_alarms(done.state)), now)))
 

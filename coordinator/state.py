@@ -128,10 +128,10 @@ def pending(state: RunState) -> list[Job]:
         if region.round is not None and region.round.frozen
     ]
     if state.outer is not None:
-        for index, fragment in enumerate(state.outer.fragments):
+        for index, fragment in state.outer.fragments.items():
             if fragment.anchor is None and all_announced(fragment, state):
-                needed = {copy for copies in region_copies(state, fragment).values() for copy in copies}
-                if needed <= fragment.stored:
+                needed = region_copies(state, fragment).items()
+                if all(fragment.upload(region, copy) for region, copies in needed for copy in copies):
                     jobs.append(AverageFragment(state.outer.number, index))
     if state.wanted is not None and state.wanted.contents is not None:
         jobs.append(WriteManifest(state.wanted.number))

@@ -1,11 +1,11 @@
 """Pure: what a run waits for, in words: for whom, since when, and what ends it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from statistics import median
 
 from api.schemas import Condition, RunStatus
-from coordinator.in_force import next_outer_step
+from coordinator.in_force import outer_schedule
 from coordinator.opening import arrived_at, outer_round_due
 from coordinator.quorum import closes_at, remaining
 from coordinator.records import FragmentRound, Member, Region, RunState
@@ -112,25 +112,29 @@ def _is_done(state: RunState) -> bool:
 
 
 def _going_on(state: RunState) -> str:
+    open_ = [_round(state, region) for region in state.regions.values() if region.round is not None]
+    if open_ and state.held_back:
+        open_.append(f"contributions wait: {state.held_back}")
     if state.outer is not None:
-        return _outer(state)
-    rounds = [_round(state, region) for region in state.regions.values() if region.round is not None]
-    if rounds:
-        return "; ".join((*rounds, f"contributions wait: {state.held_back}") if state.held_back else rounds)
+        open_.insert(0, _outer(state))
+    if open_:
+        return "; ".join(open_)
+    if not state.has_rounds and outer_round_due(state, state.spec.steps):
+        return _on_their_way(state)
     if outer_round_due(state, state.step):
         if state.live():
             return ""
         absent = _absent(state, state.members.values())
         return f"outer round {state.outer_rounds + 1} is due, no site is there: {absent}"
-    if _is_done(state):
-        return _end(state)
-    return "" if state.has_rounds else _on_their_way(state)
+    return _end(state) if _is_done(state) else ""
 
 
 def _on_their_way(state: RunState) -> str:
     """Regions without rounds."""
+    schedule = outer_schedule(state)
+    assert schedule is not None
     number, live = state.outer_rounds + 1, state.live()
-    where = f"outer round {number}, after step {next_outer_step(state)}"
+    where = f"outer round {number}, after step {schedule.following(state.outer_step)}"
     if not live:
         return f"{where}: no site is there: {_absent(state, state.members.values()) or 'add sites'}"
     missing = set(live) - set(arrived_at(state, number))
@@ -159,7 +163,9 @@ def _round(state: RunState, region: Region) -> str:
 def _outer(state: RunState) -> str:
     assert state.outer is not None
     outer = state.outer
-    open_ = [(number, fragment) for number, fragment in enumerate(outer.fragments) if fragment.anchor is None]
+    open_ = [(number, fragment) for number, fragment in outer.fragments.items() if fragment.anchor is None]
+    if not open_:
+        return f"outer round {outer.number}: its anchors are applied after step {outer.ends}"
     number, fragment = open_[0]
     done, total = len(outer.fragments) - len(open_), len(outer.fragments)
     where = f"outer round {outer.number}, fragment {number} ({done} of {total} done)"
@@ -170,14 +176,15 @@ def _outer(state: RunState) -> str:
     missing = set(sites) - fragment.copies.keys()
     if missing:
         return f"{where}: waiting for the digests of {_names(missing)}"
-    uploaders = _uploaders(fragment, sites)
+    uploaders = _uploaders(fragment, {site: state.members[site].region for site in sites})
     return f"{where}: waiting for the copies of {_names(uploaders)}" if uploaders else f"{where}: averaging"
 
 
-def _uploaders(fragment: FragmentRound, sites: Collection[str]) -> set[str]:
+def _uploaders(fragment: FragmentRound, regions: Mapping[str, str]) -> set[str]:
+    """Among those sites, whose regions these are."""
     first: dict[str, str] = {}
     for site, copy in fragment.copies.items():
-        if site in sites and copy not in fragment.stored:
+        if site in regions and fragment.upload(regions[site], copy) is None:
             first.setdefault(copy, site)
     return set(first.values())
 

@@ -106,7 +106,7 @@ class LocalSteps:
     Attributes:
         ended: whether the run has ended at the coordinator.
         evaluates: whether this site runs the held-out evaluation.
-        tokens: of this rank since the last anchor.
+        tokens: of this rank since the last copies.
         skipped: steps in which the gradients were not finite.
     """
 

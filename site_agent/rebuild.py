@@ -100,6 +100,8 @@ class _Rebuild:
             partial(client.entry, run.id, region),
             run.spec.part_bytes,
             indices=run.spec.optimizer.indices,
+            schedule=run.spec.outer_schedule,
+            mix=run.spec.outer.mix if run.spec.outer else 1.0,
         )
         self._snapshot = snapshot
         self._first = 0
@@ -165,6 +167,7 @@ class _Rebuild:
                 position=snapshot.positions[self._region],
                 step=snapshot.step,
                 outer_round=snapshot.outer.rounds if snapshot.outer else 0,
+                outer_step=snapshot.step,
                 in_force=InForce(
                     lr=spec.optimizer.lr, k=spec.optimizer.k, every=spec.outer.every if spec.outer else None
                 ),
@@ -224,6 +227,7 @@ class _Rebuild:
         Where the log has no steps there is nothing to compare.
         """
         listed = {line["region"]: line["digest"] for line in header["participants"]}
+        self._replica.begin_outer_round()
         if (
             self._region in listed
             and self._run.spec.exchange != "none"

@@ -1,36 +1,47 @@
 """A site's replica of the parameters: `parameters(s) = apply(entry s, parameters(s-1))`, along the hash chain."""
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import nn
 
 from algorithms import DeMo
 from algorithms.codec import digest_arrays, unpack_update
 from algorithms.flat import FlatParameters
-from algorithms.layout import canonical_name
+from algorithms.outer import delayed_anchor
 from algorithms.parts import PART_BYTES, cut, join_parts
+from algorithms.schedule import OuterSchedule
 from algorithms.step_entry import StepEntry
 from algorithms.updates import AggregateUpdate, Codec, Indices
 from api.errors import IsthmusError
 from api.payload import decode_message, digest_json
 from api.schemas import InForce, Position, Resume
 from api.transfers import Source, source_of
-from site_agent.fetched import Fetch
+from site_agent.buffers import load_buffers, save_buffers
+from site_agent.fetched import Fetch, Fetched
+from site_agent.progress import Progress
 
-__all__ = ["Replica", "buffer_bytes", "load_buffers", "parameters_source", "save_buffers"]
+__all__ = ["Anchor", "Replica", "parameters_source"]
 
 Header = dict[str, Any]
+Values = NDArray[np.float32]
 FetchPart = Callable[[int, int], bytes]
 """The message of an entry's part: by its seq, and the number of the part."""
 
 _GENESIS = "0" * 64
+
+
+class Anchor(NamedTuple):
+    """Of a fragment, by the outer round that made it; 0: entry 0."""
+
+    outer_round: int
+    values: Values
 
 
 class Replica:
@@ -44,8 +55,10 @@ class Replica:
         fragments: ranges of tensors that outer-step together.
         site: this site's name, to find itself among contributors.
         fetch, fetch_part: get a blob, and a part of an entry, at every local rank.
-        part_bytes, indices, every: of the run's spec.
+        part_bytes, indices: of the run's spec.
+        schedule, mix: of its outer steps, if there are any.
         resets: whether what the holder remembers of earlier steps is forgotten at outer steps.
+        keeps_anchors: whether the last anchor of every fragment is kept, in `anchors`.
     """
 
     def __init__(
@@ -59,26 +72,27 @@ class Replica:
         part_bytes: int = PART_BYTES,
         *,
         indices: Indices = "packed",
-        every: int | None = None,
+        schedule: OuterSchedule | None = None,
+        mix: float = 1.0,
         resets: bool = False,
+        keeps_anchors: bool = False,
     ) -> None:
         self.position: Position | None = None
         self.step = 0
         self.listed = 0
         """The last step whose entry lists this site, whichever of its ranks had sent that."""
-        self.every = every
-        """Inner steps between outer steps."""
         self.lr: float | None = None
         """The peak learning rate, since it was changed; that of a step in the log is in its entry."""
-        self.outer_round = 0
-        """The last one of which an anchor was taken."""
-        self.anchored: set[int] = set()
-        """Fragments that have taken an anchor of the outer round after `step`."""
+        self.outer = Progress(schedule)
+        self.anchors: dict[int, Anchor] = {}
+        self._taken: dict[int, bytes] = {}
+        """Copies of the fragments whose anchors are applied some steps later."""
+        self._mix = mix
+        self._keeps_anchors = keeps_anchors
         self._holder = holder
         self._resets = resets
         self._model = model
         self._fragments = fragments
-        self._has_buffers = False
         self._site = site
         self._fetch = fetch
         self._fetch_part = fetch_part
@@ -91,14 +105,20 @@ class Replica:
 
     def advance(self) -> None:
         """A step of this site's own, which is in no log."""
-        self.anchored.clear()
         self.step += 1
         self._holder.steps = self.step
 
-    @property
-    def fragment_count(self) -> int:
-        """Those of the parameters, and the buffers of a model that has some."""
-        return len(self._fragments) + self._has_buffers
+    def begin_outer_round(self) -> None:
+        """If one follows the last step. Copies are kept of what is trained on until its anchors are applied."""
+        if not self.outer.begins(self.step):
+            return
+        self.outer.begin(self.step)
+        self._taken.clear()
+        if self.outer.ends > self.step:
+            kept = (
+                fragment for fragment in self.outer.missing if self._model is not None or not self.is_buffers(fragment)
+            )
+            self._taken = {fragment: b"".join(self.read_fragment(fragment).blocks(0)) for fragment in kept}
 
     def is_buffers(self, fragment: int) -> bool:
         return fragment == len(self._fragments)
@@ -107,13 +127,17 @@ class Replica:
         return None if self._model is None else save_buffers(self._model)
 
     def read_fragment(self, fragment: int) -> Source:
-        """What is announced, and uploaded if it is asked for; of parameters that change not before that is over."""
+        """The copy that waits for its anchor; or what the fragment is now, to be read before that changes."""
+        if fragment in self._taken:
+            return source_of(self._taken[fragment])
         if self.is_buffers(fragment):
             return source_of(self.save_buffers() or b"")
         return parameters_source(self._holder, self._fragments[fragment])
 
     def fragment_digest(self, fragment: int) -> str:
         """SHA-256 of what `read_fragment` gives."""
+        if fragment in self._taken:
+            return hashlib.sha256(self._taken[fragment]).hexdigest()
         if self.is_buffers(fragment):
             return hashlib.sha256(self.save_buffers() or b"").hexdigest()
         return self._holder.parameters_digest(self._fragments[fragment])
@@ -133,8 +157,8 @@ class Replica:
             IsthmusError: it does not follow the last entry, or its arrays are not those that the header names.
         """
         header, arrays = decode_message("entry", message)
+        self.begin_outer_round()
         self._follow(header, "step")
-        self.anchored.clear()
         self._holder.steps = header["step"] - 1
         if self._site in {line["site"] for line in header["contributors"]}:
             self.listed = max(self.listed, header["step"])
@@ -173,7 +197,14 @@ class Replica:
         if header["layout"] != self._holder.layout.digest:
             raise IsthmusError("entry 0 belongs to a model of another layout than this site's")
         self._take(range(len(self._holder.layout.tensors)), header["parameters"])
+        self._keep_anchors(0, range(len(self._fragments)))
         self.load_buffers(header)
+
+    def _keep_anchors(self, outer_round: int, fragments: Collection[int]) -> None:
+        """The fragments are anchors now."""
+        for fragment in fragments if self._keeps_anchors else ():
+            values = self._holder.read_parameters(self._fragments[fragment])
+            self.anchors[fragment] = Anchor(outer_round, values)
 
     def resume(self, resume: Resume) -> None:
         """Enters the log behind an outer round, or at a snapshot: the anchors are all parameters.
@@ -187,40 +218,70 @@ class Replica:
             self._take_buffers(resume.buffers)
         self.position = resume.position
         self._holder.steps = self.step = resume.step
-        self.outer_round = resume.outer_round
+        self._taken.clear()
+        self.outer.enter(resume.outer_round, resume.outer_step, resume.in_force.every)
+        self._keep_anchors(resume.outer_round, range(len(self._fragments)))
         self._go_on_with(resume.in_force)
 
     def load_buffers(self, start: Header) -> None:
         """Those of entry 0."""
-        self._has_buffers = start["buffers"] is not None
+        self.outer.has_buffers = start["buffers"] is not None
         if start["buffers"] is not None:
             self._take_buffers(start["buffers"])
 
     def apply_anchor(self, header: Header, held: str | None = None) -> None:
-        """Takes the new anchor of a fragment, unless the copy that this site holds, of digest `held`, is the same."""
-        if header["step"] != self.step:  # a region that was taken along has no entry of that step
-            self.anchored.clear()
+        """Takes the new anchor of a fragment, unless the copy that this site holds, of digest `held`, is the same.
+
+        What was done since the copy was taken is kept on top of it, as far as the run's spec says; nothing, in a region
+        that was taken along and has no copy. Buffers become those of the anchor in any case: each rank has others.
+        """
+        self.begin_outer_round()
         self._follow(header, "anchor")
-        self.anchored.add(header["fragment"])
-        self.outer_round = header["outer_round"]
+        fragment = header["fragment"]
+        if header["taken_after"] != self.outer.step:
+            self._taken.clear()
+        self.outer.take(header)
         self._holder.steps = header["step"]
-        if self.is_buffers(header["fragment"]):  # fetched in any case: each rank holds others
+        taken = self._taken.pop(fragment, None)
+        if self.is_buffers(fragment):  # fetched in any case: each rank holds others
             self._take_buffers(header["digest"])
-        elif held != header["digest"]:
-            self._take(self._fragments[header["fragment"]], header["digest"])
-        if self._resets and len(self.anchored) == self.fragment_count:
+        elif taken is not None:
+            blob = nullcontext(_held(taken)) if held == header["digest"] else self._fetch(header["digest"])
+            self._take_late(fragment, header["digest"], blob, taken)
+        else:
+            if held != header["digest"]:
+                self._take(self._fragments[fragment], header["digest"])
+            self._keep_anchors(header["outer_round"], [fragment])
+        if self._resets and not self.outer.missing:
             self._holder.reset_momentum()
 
     def _take(self, tensors: range, digest: str) -> None:
         """The parameters of consecutive tensors from a blob, one after the other."""
         with self._fetch(digest) as blob:
-            expected = 4 * self._holder.layout.fragment_elements(tensors)
-            if blob.size != expected:
-                raise IsthmusError(f"blob {digest} has {blob.size} bytes, its tensors have {expected}")
-            stop = 0
-            for index in tensors:
-                start, stop = stop, stop + 4 * self._holder.layout.tensors[index].elements
-                self._holder.write_parameters(range(index, index + 1), _floats(blob.read(start, stop)))
+            for one, _, values in self._tensors_in(blob, digest, tensors):
+                self._holder.write_parameters(one, values)
+
+    def _take_late(self, fragment: int, digest: str, anchor: AbstractContextManager[Fetched], taken: bytes) -> None:
+        """The anchor of a copy that was taken some steps ago."""
+        kept = []
+        with anchor as blob:
+            for one, place, values in self._tensors_in(blob, digest, self._fragments[fragment]):
+                now = self._holder.read_parameters(one)
+                self._holder.write_parameters(one, delayed_anchor(values, now, _floats(taken[place]), self._mix))
+                if self._keeps_anchors:
+                    kept.append(values)
+        if self._keeps_anchors:
+            self.anchors[fragment] = Anchor(self.outer.number, np.concatenate(kept))
+
+    def _tensors_in(self, blob: Fetched, digest: str, tensors: range) -> Iterator[tuple[range, slice, Values]]:
+        """Each of consecutive tensors: as a range, its place among the bytes of a blob, and its values."""
+        expected = 4 * self._holder.layout.fragment_elements(tensors)
+        if blob.size != expected:
+            raise IsthmusError(f"blob {digest} has {blob.size} bytes, its tensors have {expected}")
+        stop = 0
+        for index in tensors:
+            start, stop = stop, stop + 4 * self._holder.layout.tensors[index].elements
+            yield range(index, index + 1), slice(start, stop), _floats(blob.read(start, stop))
 
     def _take_buffers(self, digest: str) -> None:
         if self._model is not None:
@@ -229,15 +290,15 @@ class Replica:
 
     def apply_change(self, header: Header) -> None:
         """From the next step on the settings are others (rule A21)."""
+        self.begin_outer_round()
         self._follow(header, "change")
+        self.outer.change(header["from_step"], header["every"])
         self._go_on_with(InForce(lr=header["lr"], k=header["k"], every=header["every"]))
 
     def _go_on_with(self, settings: InForce) -> None:
-        """Whatever outer round was due after the last step is over."""
-        self.anchored = set(range(self.fragment_count))
         if isinstance(self._holder, DeMo):
             self._holder.settings = replace(self._holder.settings, k=settings.k)
-        self.every, self.lr = settings.every, settings.lr
+        self.lr = settings.lr
 
     def _follow(self, header: Header, *kinds: str) -> None:
         expected = _GENESIS if self.position is None else self.position.hash
@@ -255,39 +316,15 @@ def _require_arrays(header: Header, arrays: dict[str, NDArray[Any]], digest: str
         raise IsthmusError(f"entry {header['seq']} arrived with other arrays than its header names")
 
 
-def _floats(data: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _held(data: bytes) -> Fetched:
+    """A blob that need not be fetched."""
+    return Fetched(len(data), lambda start, stop: data[start:stop])
+
+
+def _floats(data: bytes) -> Values:
     return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
 
 
 def parameters_source(holder: FlatParameters, tensors: range) -> Source:
     """The float32 bytes of consecutive tensors of the layout, read when they are sent."""
     return Source(4 * holder.layout.fragment_elements(tensors), partial(holder.blocks, tensors))
-
-
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Those that a checkpoint of the model has, too; others are made of nothing but its code."""
-    kept = model.state_dict(keep_vars=True).keys()
-    return {canonical_name(name): buffer for name, buffer in model.named_buffers() if name in kept}
-
-
-def save_buffers(model: nn.Module) -> bytes | None:
-    """All persistent buffers as safetensors, in their own dtypes; None if there is none."""
-    buffers = {name: buffer.detach().cpu().contiguous().clone() for name, buffer in _buffers(model).items()}
-    return save(buffers) if buffers else None
-
-
-def buffer_bytes(model: nn.Module) -> int:
-    return sum(buffer.numel() * buffer.element_size() for buffer in _buffers(model).values())
-
-
-def load_buffers(model: nn.Module, data: bytes) -> None:
-    saved, own = load(data), _buffers(model)
-    _require_same("buffers", saved.keys(), own.keys())
-    for name, buffer in own.items():
-        buffer.copy_(saved[name])
-
-
-def _require_same(what: str, theirs: Collection[str], ours: Collection[str]) -> None:
-    differing = sorted(set(theirs) ^ set(ours))
-    if differing:
-        raise IsthmusError(f"the {what} of entry 0 and of this site's model differ: {', '.join(differing[:10])}")

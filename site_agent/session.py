@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 
 from algorithms import DeMo
 from algorithms.flat import FlatParameters
-from algorithms.schedule import outer_due
 from algorithms.traffic import ddp_bytes, parameters_bytes
 from api.client import CoordinatorClient
 from api.errors import GoneError, IsthmusError, ProblemError
 from api.schemas import FinalReport, JoinReply, JoinRequest, RunSpec, StartUpload
 from api.tls import trusted
+from site_agent.buffers import buffer_bytes, save_buffers
 from site_agent.catch_up import CatchUp
 from site_agent.counting import CountingTransport, counted_as_outer
 from site_agent.exchange import WAIT_S, Exchange
@@ -32,7 +32,7 @@ from site_agent.inner import Factory, InnerParameters, LocalSteps, inner_optimiz
 from site_agent.local_ranks import LocalRanks
 from site_agent.metrics import Metrics
 from site_agent.outer import OuterRounds
-from site_agent.replica import Replica, buffer_bytes, parameters_source, save_buffers
+from site_agent.replica import Replica, parameters_source
 from site_agent.saved_momentum import SavedMomentum, load_momentum, save_momentum
 from site_agent.settings import Session, load_session
 from site_agent.snapshots import Snapshots
@@ -172,11 +172,13 @@ class Site:
             self._fetch_part,
             self.spec.part_bytes,
             indices=self.spec.optimizer.indices,
-            every=outer.every if outer else None,
+            schedule=self.spec.outer_schedule,
+            mix=outer.mix if outer else 1.0,
             resets=self.spec.forgets,
+            keeps_anchors=outer is not None and outer.codec != "fp32" and self._client is not None,
         )
         place = self._session, self._local, self._client
-        self._outer = OuterRounds(self.spec, *place, self._replica)
+        self._outer = OuterRounds(self.spec, *place, self._replica, holder.layout)
         self._catch_up = CatchUp(*place, self._demo, self._replica, self._stop)
 
     def _fetch_part(self, seq: int, part: int) -> bytes:
@@ -298,7 +300,7 @@ class Site:
         """Whether the parameters after this step are wanted before the next one: for them nothing overlaps."""
         every = self._evaluation[1] if self._evaluation else None
         evaluated = every is not None and step % every == 0
-        return evaluated or step == self.spec.steps or outer_due(step, self._replica.every, self.spec.steps)
+        return evaluated or step == self.spec.steps or self._replica.outer.concerns(step)
 
     def _settle(self) -> None:
         """Ends a step: its entry is applied, or those of others if its round was closed without this site."""
@@ -324,12 +326,15 @@ class Site:
         return isinstance(self._exchange, Exchange) and self._exchange.behind
 
     def _go_on(self, running: bool) -> None:
-        """Holds the outer round that is due before the next step, and catches up with one held without this site."""
+        """Takes part in the outer rounds that concern this step, and catches up with one held without this site."""
         while running and self._outer.due:
+            begun = self._outer.begun
             with self._stop.let(), counted_as_outer():
-                running = self._outer.hold(self._exchange.tokens)
+                running = self._outer.go_on(self._exchange.tokens)
             if self._alone is not None:
-                self._alone.tokens, self._alone.evaluates = 0, self._outer.evaluates
+                self._alone.evaluates = self._outer.evaluates
+                if self._outer.begun != begun:
+                    self._alone.tokens = 0
             if running and self._outer.left_out:
                 running = self._catch_up.to_head()
         self._exchange.ended = not running

@@ -747,9 +747,13 @@ def replay(
     transform: str = "dct",
     base_update: str = "signum",
     beta2: float = 0.99,
+    mix: float = 1.0,
+    copied: dict[int, dict[str, np.ndarray]] | None = None,
 ) -> dict[str, np.ndarray]:
     """The parameters after the whole log, from its entry 0 on, with hash chain and digests checked.
 
+    `mix` is the share of what was done between the copies and their anchors that is kept. `copied` takes the parameters
+    of which copies are taken after every step: those with the late anchors that are applied there, without others.
     `fragments` are the tensor index ranges [begin, end) that anchors name (default: one fragment of everything);
     `groups` is the parameter group of each tensor (default: all in group 0).
     """
@@ -758,6 +762,7 @@ def replay(
     groups = groups or [0] * len(names)
     check_chain([header for header, _ in log])
     parameters = start
+    copied = {} if copied is None else copied
     rule = {"transform": transform, "base_update": base_update, "beta2": beta2, "adam": {}}
     for header, arrays in log:
         if header["kind"] == "start":
@@ -765,9 +770,20 @@ def replay(
             assert digest == header["parameters"], "the start is not the one that the log names"
         elif header["kind"] == "step":
             parameters = replay_step(parameters, header, arrays, chunk, groups, rule)
+            copied[header["step"]] = parameters
         elif header["kind"] == "anchor":
+            if header["fragment"] == len(fragments):
+                continue  # buffers, which are no parameters
             begin, end = fragments[header["fragment"]]
-            parameters = parameters | replay_anchor(parameters, names[begin:end], header["digest"], blobs)
+            anchor = replay_anchor(parameters, names[begin:end], header["digest"], blobs)
+            taken = copied.get(header["taken_after"])
+            if header["taken_after"] < header["step"] and taken is not None:
+                for name, value in anchor.items():
+                    flat = [tensors[name].ravel() for tensors in (anchor, parameters, taken)]
+                    anchor[name] = delayed_anchor(*flat, mix).reshape(value.shape)
+            parameters = parameters | anchor
+            if header["taken_after"] < header["step"]:
+                copied[header["step"]] = parameters
         else:
             assert header["kind"] == "change", f"entry of unknown kind {header['kind']!r}"
     return parameters

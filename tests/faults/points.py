@@ -24,11 +24,11 @@ def _around(what: str, changes: Callable[[RunState, RunState], bool]) -> list[Po
 
 
 def _copies(state: RunState) -> int:
-    return sum(len(fragment.copies) for fragment in state.outer.fragments) if state.outer else 0
+    return sum(len(fragment.copies) for fragment in state.outer.fragments.values()) if state.outer else 0
 
 
 def _stored(state: RunState) -> int:
-    return sum(len(fragment.stored) for fragment in state.outer.fragments) if state.outer else 0
+    return sum(len(fragment.stored) for fragment in state.outer.fragments.values()) if state.outer else 0
 
 
 def _is_upload(call: Call) -> bool:
@@ -106,7 +106,7 @@ _OUTER_IN_RANK = [
         "all anchors are taken",
         "site_agent.replica:Replica.apply_anchor",
         "after",
-        lambda call: len(call.args[0].anchored) == call.args[0].fragment_count,
+        lambda call: not call.args[0].outer.missing,
     ),
     Point("the first step behind an outer round", "api.client:CoordinatorClient.contribute", "before"),
 ]

@@ -142,3 +142,21 @@ def test_pure_diloco_sends_parameters_at_outer_rounds_and_nothing_else(run: RunT
     for region in finished.run.regions:
         kinds = [header["kind"] for header, _ in finished.log(region.name)]
         assert kinds == ["start"] + ["anchor"] * fragments * OUTER_ROUNDS
+
+
+def test_streaming_sends_a_quarter_of_its_copies_by_turns(run: RunToTheEnd) -> None:
+    """Fragment 0 after step 4, its anchor after 7; both after 8."""
+    spec = spec_of("streaming")
+    assert spec.outer is not None
+    finished = run(spec.model_copy(update={"steps": 8, "outer": spec.outer.model_copy(update={"every": 8})}))
+    report = finished.report
+    layout = ParameterLayout.from_json(finished.client.model(finished.run.id).layout)
+    copies = 1 + layout.fragment_elements(layout.fragments(2)[0]) / layout.parameter_count
+    for site in report["sites"]:
+        assert site["round_bytes_up"] == 0
+        assert 0.25 * copies <= site["outer_bytes_up"] / report["parameter_bytes"] <= 0.25 * copies + 0.03
+        assert copies <= site["outer_bytes_down"] / report["parameter_bytes"] <= copies + 0.03
+    for region in finished.run.regions:
+        anchors = [header for header, _ in finished.log(region.name) if header["kind"] == "anchor"]
+        places = [(header["fragment"], header["taken_after"], header["step"]) for header in anchors]
+        assert places == [(0, 4, 7), (0, 8, 8), (1, 8, 8)]

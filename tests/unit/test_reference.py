@@ -459,7 +459,13 @@ def example_log():
         {"kind": "start", "parameters": reference.parameters_digest([START["bias"], START["weight"]])},
         {"kind": "step", "parts": [reference.digest_arrays(arrays)], "lr": [0.5, 0.25], "decay": [1.0, 0.5]},
         {"kind": "step", "parts": [], "lr": [0.5, 0.25], "decay": [1.0, 0.5]},
-        {"kind": "anchor", "fragment": 0, "digest": hashlib.sha256(ANCHOR_BLOB).hexdigest()},
+        {
+            "kind": "anchor",
+            "fragment": 0,
+            "digest": hashlib.sha256(ANCHOR_BLOB).hexdigest(),
+            "step": 2,
+            "taken_after": 2,
+        },
     ]
     headers = []
     for seq, body in enumerate(bodies):

@@ -43,7 +43,7 @@ CASES = [
         _DIGEST,
         409,
         "no_such_fragment",
-        "fragment 2: the run has 2",
+        "fragment 2 is not in outer round OUTER, which is of 0, 1",
         Outer,
     ),
     put(
@@ -52,7 +52,7 @@ CASES = [
         _DIGEST,
         409,
         "no_such_fragment",
-        f"fragment {2**48}: the run has 2",
+        f"fragment {2**48} is not in outer round OUTER, which is of 0, 1",
         Outer,
     ),
     put(

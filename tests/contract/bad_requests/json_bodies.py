@@ -67,7 +67,7 @@ _SPECS = [
     _spec("a list as params", "body.params: Input should be a valid dictionary", params=[]),
     _spec("no site", "body.sites: List should have at least 1 item", sites=[]),
     _spec("a site's name in capitals", "body.sites.0: 'A' is no name", sites=["A"]),
-    _spec("a site twice", "sites names a site twice: a, a, b", sites=["a", "b", "a"]),
+    _spec("a site twice", "sites names a more than once", sites=["a", "b", "a"]),
     _spec("no outer step before the last", "outer.every = 4 is more than steps = 3", outer={"every": 4}),
     _spec("an outer round at every 0th step", "body.outer.every: Input should be greater", outer={"every": 0}),
     _spec("no fragment", "body.outer.fragments: Input should be", outer={"every": 1, "fragments": 0}),

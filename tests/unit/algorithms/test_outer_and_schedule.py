@@ -13,7 +13,7 @@ from algorithms.outer import (
     pseudo_gradient,
     weighted_mean,
 )
-from algorithms.schedule import learning_rate, outer_due, outer_step
+from algorithms.schedule import learning_rate, outer_due
 
 
 def floats(seed: int, size: int = 1000) -> np.ndarray:
@@ -78,10 +78,6 @@ def test_the_average_is_the_mean_and_has_no_momentum() -> None:
     new, same = outer_update("average", anchor, buffer, mean, 0.7, 0.9)
     assert np.array_equal(new, mean.astype(np.float32))
     assert same is buffer
-
-
-def test_the_steps_of_outer_rounds() -> None:
-    assert [outer_step(number, 4, 10) for number in range(5)] == [0, 4, 8, 10, 10]
 
 
 def test_outer_step_is_the_formula() -> None:

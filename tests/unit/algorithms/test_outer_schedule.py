@@ -1,6 +1,7 @@
-"""Which fragments are due when, how outer rounds are numbered, and how a delayed anchor is applied."""
+"""Which fragments are due when, which outer rounds follow, and how a delayed anchor is applied."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -45,26 +46,45 @@ def test_every_fragment_is_due_once_in_every_so_many_steps_and_after_the_last(sc
 
 
 @given(schedules())
-def test_numbers_are_dense(schedule: OuterSchedule) -> None:
-    steps = due_steps(schedule)
-    assert [schedule.number(step) for step in steps] == list(range(1, len(steps) + 1))
-    for step in range(schedule.steps + 3):
-        assert schedule.number(step) == sum(due <= step for due in steps)
+def test_without_changes_an_outer_round_follows_every_turn(schedule: OuterSchedule) -> None:
+    assert rounds(schedule) == due_steps(schedule)
 
 
-@given(schedules())
-def test_the_step_of_an_outer_round(schedule: OuterSchedule) -> None:
-    steps = due_steps(schedule)
-    assert [schedule.step_of(number) for number in range(len(steps) + 2)] == [0, *steps, schedule.steps]
+def rounds(schedule: OuterSchedule) -> list[int]:
+    found: list[int] = []
+    while (step := schedule.following(found[-1] if found else 0)) is not None:
+        found.append(step)
+    return found
 
 
-@given(schedules())
-def test_which_anchors_have_been_applied(schedule: OuterSchedule) -> None:
-    steps = due_steps(schedule)
-    for step in range(schedule.steps + 2):
-        assert schedule.applied(step) == sum(schedule.applied_after(due) <= step for due in steps)
-        places = {*steps, *map(schedule.applied_after, steps)}
-        assert schedule.concerns(step) == (step in places)
+@given(schedules(), st.lists(st.tuples(st.integers(1, 100), st.integers(1, 30)), max_size=4))
+def test_after_changes_turns_are_left_out_that_come_while_anchors_are_on_their_way(
+    schedule: OuterSchedule, changes: list[tuple[int, int]]
+) -> None:
+    changes = sorted(((step, every) for step, every in changes if step <= schedule.steps), key=lambda one: one[0])
+    changed = replace(schedule, changes=tuple(changes))
+    expected: list[int] = []
+    for step in range(1, schedule.steps + 1):
+        every = [schedule.every, *(every for since, every in changes if since <= step)][-1]
+        turns = [number * every // schedule.fragments for number in range(1, schedule.fragments + 1)]
+        fragments = [f for f, turn in enumerate(turns) if (step - (turn if schedule.stagger else 0)) % every == 0]
+        if step == schedule.steps:
+            fragments = list(range(schedule.fragments))
+        assert list(changed.due(step)) == fragments
+        on_their_way = bool(expected) and step <= expected[-1] + schedule.delay
+        early = not expected and step <= schedule.delay
+        if fragments and (step == schedule.steps or not (on_their_way or early)):
+            expected.append(step)
+    assert rounds(changed) == expected
+
+
+@given(schedules(), st.integers(1, 90))
+def test_the_turns_around_a_step(schedule: OuterSchedule, step: int) -> None:
+    endless = replace(schedule, steps=1000)
+    turns = due_steps(endless)
+    assert endless.has_turn(step) == (step in turns)
+    assert endless.turn_before(step) == max((turn for turn in turns if turn < step), default=0)
+    assert endless.turn_after(step) == min(turn for turn in turns if turn > step)
 
 
 @given(schedules())

@@ -174,4 +174,4 @@ def test_json_bodies():
     assert answers.client().announce("run", 1, 0, "a", Announcement(digest="0" * 64), 5.0).upload
     (request,) = answers.requests
     assert request.headers["content-type"] == "application/json"
-    assert json.loads(request.content) == {"digest": "0" * 64, "tokens": 0}
+    assert json.loads(request.content) == {"digest": "0" * 64, "upload": None, "tokens": 0}

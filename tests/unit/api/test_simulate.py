@@ -47,6 +47,8 @@ def test_the_files_are_specs_of_what_they_are_called():
     specs = {path.stem: RunSpec.model_validate_json(path.read_text()) for path in SPECS.glob("*.json")}
     assert {name: spec.name for name, spec in specs.items()} == {name: name for name in specs}
     counts = {name: sorted(map(len, (spec.regions or {}).values())) for name, spec in specs.items()}
-    assert counts == {"pure-demo": [3], "flat-hybrid": [3], "hierarchical": [1, 2], "pure-diloco": [1, 1, 1]}
+    apart = {name: [1, 1, 1] for name in ("pure-diloco", "streaming")}
+    assert counts == {"pure-demo": [3], "flat-hybrid": [3], "hierarchical": [1, 2], **apart}
     assert {name for name, spec in specs.items() if spec.outer is None} == {"pure-demo"}
-    assert {name for name, spec in specs.items() if spec.exchange == "none"} == {"pure-diloco"}
+    assert {name for name, spec in specs.items() if spec.exchange == "none"} == apart.keys()
+    assert {name for name, spec in specs.items() if spec.outer and not spec.outer.together} == {"streaming"}

@@ -79,13 +79,18 @@ class Driver:
         sites: region by site.
         every: inner steps between outer rounds; None: no outer rounds.
         exchange: none: regions without rounds.
+        outer: more of the spec's outer steps.
+        start: entry 0.
         snapshots: steps between snapshots; None: only those that are asked for. Two are kept.
         rounds: of the spec.
     """
 
-    def __init__(self, sites, steps=3, every=None, fragments=1, exchange="demo", snapshots=None, **rounds):
-        outer = OuterSpec(every=every, fragments=fragments) if every else None
+    def __init__(
+        self, sites, steps=3, every=None, fragments=1, exchange="demo", outer=(), snapshots=None, start=START, **rounds
+    ):
+        outer = OuterSpec(every=every, fragments=fragments, **dict(outer)) if every else None
         self.sites = sites
+        self.start = start
         self.spec = RunSpec(
             name="drill",
             task="drill",
@@ -101,7 +106,8 @@ class Driver:
         self.accepted = defaultdict(dict)
         self.abstained = defaultdict(dict)
         self.refusals = defaultdict(dict)
-        self.tokens = defaultdict(int)
+        self.tokens = defaultdict(list)
+        """Of each region: steps, and the tokens that their entries list."""
         self.arrivals = {}
         """Of sites of regions without rounds: attempt, seat, number of the outer round, tokens."""
         self.closed = set()
@@ -188,8 +194,6 @@ class Driver:
             self._check_opening()
         if done.outer_round is not None:
             self.summaries.append(done.outer_round)
-            for region in state.regions:
-                self.tokens[region] = 0
         for name, region in state.regions.items():
             self._check_region(before.regions.get(name), name, region)
         for site, member in state.members.items():
@@ -238,7 +242,7 @@ class Driver:
         jumped = region.step > step and last["kind"] == "anchor"
         assert 0 <= region.step - step <= 1 or jumped
         assert region.step <= self.spec.steps
-        assert region.tokens == self.tokens[name]
+        assert region.tokens == self.tokens_since(name, self.state.outer_rounds + (self.state.outer is not None))
         assert region.unchanged == max((line["seq"] for line in log if line["kind"] != "change"), default=0)
         assert region.changes == sum(line["kind"] == "change" for line in log)
         assert region.head == (Position(seq=len(log) - 1, hash=entry_hash(log[-1])) if log else None)
@@ -247,10 +251,13 @@ class Driver:
         if region.resume is not None and self.spec.outer is not None:
             entry = log[region.resume.position.seq]
             assert (entry["kind"], entry_hash(entry)) == ("anchor", region.resume.position.hash)
-            ours = [line for line in log[: entry["seq"] + 1] if line["kind"] == "anchor"][-len(region.resume.anchors) :]
-            by_fragment = sorted((line["fragment"], line["digest"]) for line in ours)
-            assert by_fragment == list(enumerate(region.resume.anchors))
-            assert region.resume.step == entry["step"] == self.summaries[-1].step
+            ours = {line["fragment"]: line for line in log[: entry["seq"] + 1] if line["kind"] == "anchor"}
+            buffers = [region.resume.buffers] if self.start.buffers is not None else []
+            by_fragment = sorted((fragment, line["digest"]) for fragment, line in ours.items())
+            assert by_fragment == list(enumerate([*region.resume.anchors, *buffers]))
+            if self.spec.exchange == "demo":
+                assert {line["taken_after"] for line in ours.values()} == {entry["step"]}
+            assert (region.resume.step, region.resume.outer_step) == (entry["step"], entry["taken_after"])
             assert region.resume.in_force.model_dump() == self.settings_at(region.resume.step)
             assert region.resume.outer_round == entry["outer_round"]
 
@@ -266,7 +273,8 @@ class Driver:
             assert log[position.seq]["step"] == snapshot.contents.step
             assert position.seq <= state.regions[name].resume.position.seq
             if self.spec.outer is not None:
-                assert snapshot.contents.step == self.summaries[snapshot.contents.rounds - 1].step
+                taken_after = self.summaries[snapshot.contents.rounds - 1].step
+                assert snapshot.contents.step == min(taken_after + self.spec.outer.delay, self.spec.steps)
                 assert len(snapshot.contents.parameters) == len(snapshot.contents.momenta) == self.spec.outer.fragments
         if state.wanted is not None:
             assert state.wanted.number == state.last_snapshot > max(numbers, default=0)
@@ -316,18 +324,29 @@ class Driver:
                 values |= {name: value for name, value in vars(change).items() if name in values and value is not None}
         return values
 
-    def outer_steps(self):
-        """The steps that outer rounds follow, by the changes that were taken in."""
-        if self.spec.outer is None:
-            return []
-        steps = range(1, self.spec.steps + 1)
-        return [step for step in steps if step == self.spec.steps or step % self.settings_at(step)["every"] == 0]
+    def outer_turns(self):
+        """The steps that outer rounds follow and the fragments of each, by the changes that were taken in."""
+        outer, turns = self.spec.outer, []
+        for step in range(1, self.spec.steps + 1) if outer else ():
+            every, last = self.settings_at(step)["every"], step == self.spec.steps
+            offsets = [(f + 1) * every // outer.fragments if outer.stagger else 0 for f in range(outer.fragments)]
+            due = [fragment for fragment, offset in enumerate(offsets) if last or (step - offset) % every == 0]
+            if due and (last or not turns or step > turns[-1][0] + outer.delay):
+                buffers = [outer.fragments] if self.start.buffers and due[-1] == outer.fragments - 1 else []
+                turns.append((step, due + buffers))
+        return turns
 
     def _left_behind(self, name):
-        """Whether every region with a live member has reached the next outer step, but this one."""
-        due = next(iter(self.outer_steps()[self.state.outer_rounds :]), self.spec.steps)
+        """Whether every region with a live member has reached the next outer step, but this one.
+
+        Or, while anchors are on their way, the step at which they are applied.
+        """
+        turns, held = self.outer_turns(), self.state.outer_rounds
         live = [region for region in self.state.regions if self.live(region)]
-        return bool(live) and name not in live and all(self.state.regions[there].step == due for there in live)
+        if held == len(turns) or not live or name in live:
+            return False
+        step = turns[held][0] + (self.spec.outer.delay if self.state.outer else 0)
+        return all(self.state.regions[there].step >= min(step, self.spec.steps) for there in live)
 
     def _check_entry(self, region, header):
         log = self.logs[region]
@@ -342,7 +361,7 @@ class Driver:
         if header["kind"] == "anchor":
             weights = {part["region"]: part["weight"] for part in header["participants"]}
             assert weights
-            assert self.spec.exchange == "none" or weights == {name: self.tokens[name] for name in weights}
+            self._check_anchor(header, weights)
             others = [[line for line in self.logs[name] if line["kind"] == "anchor"] for name in self.state.regions]
             seen = [(line["outer_round"], line["fragment"]) for line in log if line["kind"] == "anchor"]
             assert len(set(seen)) == len(seen)
@@ -354,13 +373,30 @@ class Driver:
                         key: value for key, value in header.items() if key not in ignored
                     }
 
+    def _check_anchor(self, header, weights):
+        number = header["outer_round"]
+        step, fragments = self.outer_turns()[number - 1]
+        assert header["taken_after"] == step
+        assert header["step"] == min(step + self.spec.outer.delay, self.spec.steps)
+        assert header["every"] == self.settings_at(step)["every"]
+        assert header["fragment"] in fragments
+        if self.spec.exchange != "none":
+            since = {name: self.tokens_since(name, number - 1) - self.tokens_since(name, number) for name in weights}
+            assert weights == since
+
+    def tokens_since(self, region, number):
+        """That a region was trained on since it had its copies for an outer round."""
+        after = [0, *(step for step, _ in self.outer_turns())][number]
+        return sum(tokens for step, tokens in self.tokens[region] if step > after)
+
     def _check_change(self, region, header):
         """It comes right before the step is opened, or a later one if the region was taken along; or, without rounds,
         right behind an outer round.
         """
         assert header["from_step"] <= header["step"] + 1
         if self.spec.exchange == "none":
-            assert header["from_step"] - 1 == header["step"] == self.outer_steps()[self.state.outer_rounds - 1]
+            taken, _ = self.outer_turns()[self.state.outer_rounds - 1]
+            assert header["from_step"] - 1 == header["step"] == min(taken + self.spec.outer.delay, self.spec.steps)
             assert self.logs[region][-2]["kind"] in ("anchor", "change")
         else:
             assert self.state.regions[region].round.step == header["step"] + 1
@@ -390,7 +426,7 @@ class Driver:
         assert {line["site"]: line["reason"] for line in header["refusals"]} == self.refusals[place]
         assert len(listed) + len(self.abstained[place]) + len(self.refusals[place]) >= 1
         assert bool(header["parts"]) == bool(listed)
-        self.tokens[region] += sum(line["tokens"] for line in listed.values())
+        self.tokens[region].append((header["step"], sum(line["tokens"] for line in listed.values())))
 
     def _check_words(self):
         """Nothing to do and nobody to wait for is a hang."""
@@ -447,7 +483,7 @@ class Driver:
                 return True
         site = self.state.first_site
         if site is not None and self.state.start is None:
-            self.send(StartUploaded(site, self.attempt(site), START))
+            self.send(StartUploaded(site, self.attempt(site), self.start))
             return True
         return False
 
@@ -517,10 +553,14 @@ class Driver:
         return Averaged(number, fragment, copies, anchor, momentum)
 
     def announcement(self, site, fragment, *, digest=None, stored=True, number=None):
+        """With codecs other than fp32 it is not the copy that is stored, but what the site's region encodes it as."""
         number = self.state.outer_rounds + 1 if number is None else number
-        return Announced(
-            site, self.attempt(site), number, fragment, digest or digest_of("copy", number, fragment), stored
-        )
+        digest = digest or digest_of("copy", number, fragment)
+        place = site, self.attempt(site), number, fragment, digest
+        if self.spec.outer is None or self.spec.outer.codec == "fp32" or fragment == self.spec.outer.fragments:
+            return Announced(*place, stored)
+        upload = digest_of("upload", self.region_of(site), digest) if stored else None
+        return Announced(*place, stored=False, upload=upload)
 
     def arrival(self, site, *, number=None, tokens=7):
         number = self.state.outer_rounds + 1 if number is None else number
@@ -530,8 +570,8 @@ class Driver:
         """One thing that is due now: work, a missing answer, a missing announcement. False if nothing is left."""
         if self.work():
             return True
-        if self.state.outer is not None:
-            return self._announce_one()
+        if self.state.outer is not None and self._announce_one():
+            return True
         if self.spec.exchange == "none":
             return self._arrive_one()
         for region in self.state.regions.values():
@@ -544,7 +584,7 @@ class Driver:
 
     def _arrive_one(self):
         number = self.state.outer_rounds + 1
-        for site in self.live() if number <= self.due_outer_rounds else ():
+        for site in self.live() if number <= self.due_outer_rounds and self.state.outer is None else ():
             arrived = self.member(site).arrived
             if arrived is None or arrived.number != number:
                 self.send(self.arrival(site))
@@ -553,11 +593,12 @@ class Driver:
 
     def _announce_one(self):
         outer = self.state.outer
-        for index, fragment in enumerate(outer.fragments):
+        for index, fragment in outer.fragments.items():
             if fragment.anchor is None:
                 for site in self.live():
                     copy = fragment.copies.get(site)
-                    if site in outer.participants and (copy is None or copy not in fragment.stored):
+                    known = copy is not None and fragment.upload(self.region_of(site), copy) is not None
+                    if site in outer.participants and not known:
                         self.send(self.announcement(site, index, digest=copy))
                         return True
         return False
@@ -587,7 +628,8 @@ class Driver:
 
     def final(self, site, digest=FINAL, stored=True):
         seq = self.state.regions[self.region_of(site)].head.seq
-        return FinalReported(site, self.attempt(site), seq, digest, stored)
+        buffers = digest_of("last buffers") if self.start.buffers is not None else None
+        return FinalReported(site, self.attempt(site), seq, digest, stored, buffers)
 
     def report_one(self):
         """A final report that is due. False if nothing is left, or it is not the end yet."""
@@ -650,4 +692,4 @@ class Driver:
 
     @property
     def due_outer_rounds(self):
-        return len(self.outer_steps())
+        return len(self.outer_turns())

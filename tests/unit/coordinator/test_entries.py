@@ -96,6 +96,8 @@ def test_anchors():
             "step": 1,
             "previous": entry_hash(driver.logs[region][1]),
             "outer_round": 1,
+            "taken_after": 1,
+            "every": 1,
             "fragment": 0,
             "generation": 1,
             "digest": digest_of("anchor", 1, 0),

@@ -1,18 +1,24 @@
 """An outer step from blobs to blobs, on real files: the bits of the whole arrays', in the memory of a few blocks."""
 
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
+from algorithms.compression import encode
+from algorithms.fragment_picks import pick_largest
 from algorithms.layout import ParameterLayout, TensorSpec
 from algorithms.outer import nesterov, weighted_mean
-from api.errors import NotFoundError, ProblemError
+from api.encodings import coefficients_message
+from api.errors import InvalidError, NotFoundError, ProblemError
 from api.schemas import OuterSpec
 from coordinator import outer_rounds as module
 from coordinator.blob_directory import BlobDirectory
 from coordinator.blobs import store_bytes
+from coordinator.encodings import check_encoding
 from coordinator.outer_rounds import Copies, outer_step
 from tests import reference
 
@@ -102,6 +108,63 @@ def test_what_is_not_finite_is_left_out(blobs, bad):
         with made.parameters, made.momentum:
             assert made.rejected == {wrong}
             assert blobs.read(made.parameters.commit()) == expected
+
+
+LARGE = ParameterLayout([TensorSpec("a", (90, 100), 0), TensorSpec("b", (7,), 0)])
+
+
+def encoded(codec, wanted):
+    """The upload, and what it says by the reference."""
+    if codec == "topk":
+        body = coefficients_message(pick_largest(wanted, LARGE, 20), LARGE, 20)
+        tensors = [(tensor.name, tensor.shape) for tensor in LARGE.tensors]
+        sent = reference.unpack_contribution(safetensors.numpy.load(body), tensors, 64, "int8", 20, [], "compact")
+        return body, reference.contribution_values(sent, tensors, 64)
+    write, read = {
+        "bf16": (reference.upload_bf16, reference.read_bf16),
+        "int8": (reference.upload_int8, reference.read_int8),
+    }[codec]
+    return write(wanted), read(write(wanted))
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "topk"])
+def test_copies_are_what_their_encodings_say_of_the_anchor(blobs, monkeypatch, codec):
+    """Several blocks of all arrays; a third region whose copy is not finite is left out."""
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", 4096)
+    outer = OuterSpec(every=1, codec=codec, **({"k": 20} if codec == "topk" else {}))
+    anchor, momentum, *values = np.random.default_rng(3).standard_normal((4, LARGE.parameter_count)).astype("<f4")
+    uploads, said = zip(*(encoded(codec, anchor - copy) for copy in values), strict=True)
+    bad = np.full(LARGE.parameter_count, np.nan, "<f4")
+    wrong = coefficients_message(None, LARGE, 20) if codec == "topk" else encode(codec, bad).tobytes()
+    stored = [store_bytes(blobs, upload) for upload in (*uploads, wrong)]
+    regions = tuple(((upload,), weight) for upload, weight in zip(stored, (3, 5, 7), strict=True))
+    made = outer_step(Copies(0, "0" * 64, store(blobs, anchor), store(blobs, momentum), regions), LARGE, outer, blobs)
+    copies = [anchor.astype(np.float64) - one for one in said]
+    expected = reference.outer_step(anchor, momentum, copies, [3, 5], outer.lr, outer.momentum)
+    with made.parameters, made.momentum:
+        assert made.rejected == {stored[2]}
+        found = [blobs.read(draft.commit()) for draft in (made.parameters, made.momentum)]
+    assert found == [array.tobytes() for array in expected]
+    for upload in stored:
+        check_encoding(upload, len(blobs.read(upload)), 0, LARGE, outer, blobs)
+
+
+@pytest.mark.parametrize(
+    ("codec", "body", "message"),
+    [
+        ("bf16", bytes(6), "9007 values of bf16 take 18014 bytes, got 6"),
+        ("int8", bytes(9007), "values of int8 take 9019 bytes"),
+        ("int8", b"\x00\x00\x80\xbf" + bytes(9015), "a scale is negative"),
+        ("topk", b"rubbish", "too few for a safetensors message"),
+        ("topk", coefficients_message(None, LARGE, 21), "it says {'finite': False, 'k': 21}"),
+        ("topk", bytes(2 << 20), "at most 1120632 bytes, got 2097152"),
+    ],
+)
+def test_what_is_no_encoding_of_the_fragment_is_named(blobs, codec, body, message):
+    outer = OuterSpec(every=1, codec=codec, **({"k": 20} if codec == "topk" else {}))
+    digest = store_bytes(blobs, body)
+    with pytest.raises(InvalidError, match=f"upload {digest} of fragment 0: .*{re.escape(message)}"):
+        check_encoding(digest, len(body), 0, LARGE, outer, blobs)
 
 
 def test_nobody_has_trained(blobs):

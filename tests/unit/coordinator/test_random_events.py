@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from algorithms.schedule import OuterSchedule
 from api.errors import ProblemError
 from api.schemas import Change, Position, RunStatus
 from coordinator.events import (
     Abstained,
     Aggregated,
-    Announced,
     AnsweredLate,
     Arrived,
     Averaged,
@@ -43,7 +43,9 @@ from coordinator.events import (
     StorageFull,
     Ticked,
 )
+from coordinator.records import Start
 from coordinator.state import AggregateRound, AverageFragment, due_at, pending
+from site_agent.progress import Progress
 from tests.unit.coordinator.runs import FINAL, LAYOUT, START, Driver, digest_of, sent
 
 NAMES = ("a", "b", "c", "d")
@@ -64,6 +66,10 @@ class RunMachine(RuleBasedStateMachine):
         every=st.one_of(st.none(), st.integers(1, 5)),
         alone=st.sampled_from((False, False, True)),
         fragments=st.integers(1, 3),
+        stagger=st.booleans(),
+        delay=st.sampled_from((0, 0, 1, 2)),
+        codec=st.sampled_from(("fp32", "int8")),
+        buffers=st.booleans(),
         snapshots=st.one_of(st.none(), st.integers(1, 4)),
         deadline_s=st.sampled_from((None, None, 5.0)),
         late_rounds=st.integers(1, 3),
@@ -71,7 +77,9 @@ class RunMachine(RuleBasedStateMachine):
         demanding=rarely,
         pending=rarely,
     )
-    def new_run(self, places, steps, every, alone, fragments, demanding, pending, **rounds):
+    def new_run(
+        self, places, steps, every, alone, fragments, stagger, delay, codec, buffers, demanding, pending, **rounds
+    ):
         every = None if every is None else min(every, steps)
         places = dict(zip(NAMES, places, strict=False))
         if every is None:
@@ -80,7 +88,12 @@ class RunMachine(RuleBasedStateMachine):
         exchange = "none" if alone and every is not None else "demo"
         if exchange == "none":
             places, least = {name: f"at-{name}" for name in places}, 1
-        self.driver = Driver(places, steps, every, fragments, exchange, min_sites=least, **rounds)
+        longest = OuterSchedule(every=every or 1, fragments=fragments, steps=steps, stagger=stagger).distance - 1
+        outer = {"stagger": stagger, "delay": min(delay, longest), "codec": codec}
+        if exchange == "demo" and (min(delay, longest) or (stagger and fragments > 1)):
+            rounds["snapshots"] = None
+        start = Start(parameters=START.parameters, buffers=digest_of("buffers")) if buffers else START
+        self.driver = Driver(places, steps, every, fragments, exchange, outer, start=start, min_sites=least, **rounds)
         if not pending:
             self.driver.begin()
 
@@ -238,7 +251,7 @@ class RunMachine(RuleBasedStateMachine):
         seq = max(0, head.seq - behind)
         said = {
             "layout": LayoutPresented(site, attempt, LAYOUT),
-            "start": StartUploaded(site, attempt, START),
+            "start": StartUploaded(site, attempt, self.driver.start),
             "caught up": CaughtUp(site, attempt, head if not behind else Position(seq=seq, hash="1" * 64)),
             "final": FinalReported(site, attempt, seq, FINAL, stored),
         }
@@ -266,8 +279,9 @@ class RunMachine(RuleBasedStateMachine):
     )
     def announce(self, site, attempt, fragment, offset, astray, stored):
         number = max(0, self.driver.state.outer_rounds + 1 + offset)
-        digest = digest_of("astray", site) if astray else digest_of("copy", number, fragment)
-        self.send(Announced(site, self.driver.attempt(site) + attempt, number, fragment, digest, stored))
+        digest = digest_of("astray", site) if astray else None
+        said = self.driver.announcement(site, fragment, digest=digest, stored=stored, number=number)
+        self.send(replace(said, attempt=said.attempt + attempt))
 
     @rule(site=sites, attempt=attempts, offset=st.sampled_from((0, 0, 0, 1, -1)), tokens=st.sampled_from((0, 7, 2**40)))
     def arrive(self, site, attempt, offset, tokens):
@@ -301,7 +315,7 @@ class RunMachine(RuleBasedStateMachine):
         number, outer = self.driver.state.outer_rounds + 1 - offset, self.driver.state.outer
         jobs = {(job.number, job.fragment) for job in pending(self.driver.state) if isinstance(job, AverageFragment)}
         known = (number, fragment) in jobs or self.driver.state.storage_full
-        if (not known or other) and (outer is None or fragment < len(outer.fragments)):
+        if (not known or other) and (outer is None or fragment in outer.fragments):
             before = self.driver.state
             self.send(Averaged(number, fragment, {"west": (digest_of("other"),)}, digest_of("again"), None))
             assert self.driver.state == before
@@ -338,9 +352,33 @@ class RunMachine(RuleBasedStateMachine):
         assert [summary.number for summary in driver.summaries] == list(range(1, driver.due_outer_rounds + 1))
         for region in driver.state.regions:
             kinds = [header["kind"] for header in driver.logs[region]]
-            fragments = driver.spec.outer.fragments if driver.spec.outer else 0
             assert kinds.count("step") <= driver.spec.steps
-            assert kinds.count("anchor") == driver.due_outer_rounds * fragments
+            assert kinds.count("anchor") == sum(len(fragments) for _, fragments in driver.outer_turns())
+            read(driver, driver.logs[region])
+            if driver.spec.outer is not None:
+                read(driver, driver.logs[region], driver.state.regions[region].resume)
+
+
+def read(driver, log, resume=None):
+    """The log alone tells its reader which outer rounds there are, from wherever it may be entered."""
+    outer, step = Progress(driver.spec.outer_schedule), 0
+    outer.has_buffers = driver.start.buffers is not None
+    if resume is not None:
+        outer.enter(resume.outer_round, resume.outer_step, resume.in_force.every)
+        log, step = log[resume.position.seq + 1 :], resume.step
+    for header in log:
+        if outer.begins(step):
+            outer.begin(step)
+        if header["kind"] == "anchor":
+            outer.take(header)
+            assert (outer.number, outer.step) == (header["outer_round"], header["taken_after"])
+        elif header["kind"] == "change":
+            outer.change(header["from_step"], header["every"])
+        else:
+            assert not outer.is_held(step)
+        step = header["step"]
+    assert (outer.number, outer.missing) == (driver.due_outer_rounds, set())
+    assert not outer.begins(step)
 
 
 TestRunMachine = pytest.mark.timeout(3600)(RunMachine.TestCase)

@@ -16,6 +16,7 @@ from coordinator.records import (
     Round,
     RunState,
     Sent,
+    Share,
     Snapshot,
     Start,
     Wanted,
@@ -48,7 +49,13 @@ def contents(which):
     )
 
 
-FRAGMENT = FragmentRound(copies={"a": blob("copy")}, stored=frozenset({blob("stored")}), anchor=blob("made"))
+FRAGMENT = FragmentRound(
+    copies={"a": blob("copy")},
+    stored=frozenset({blob("stored")}),
+    encoded={"west": {blob("copy"): blob("encoded")}},
+    anchor=blob("made"),
+    shares=(Share(region="west", copies=(blob("copy"),), uploads=(blob("listed"),), weight=1),),
+)
 IN_FORCE = InForce(lr=0.1, k=32, every=1)
 RESUME = Resume(position=position("resume"), step=1, outer_round=1, anchors=[blob("resume")], in_force=IN_FORCE)
 ORIGIN = Origin(
@@ -73,7 +80,9 @@ STATE = RunState(
     },
     layout=Layout(digest=name("layout"), blob=blob("layout"), groups=("decay",)),
     start=Start(parameters=blob("parameters"), buffers=blob("buffers")),
-    outer=OuterRound(number=1, step=1, weights={"west": 1}, participants=frozenset("a"), fragments=(FRAGMENT,)),
+    outer=OuterRound(
+        number=1, step=1, ends=1, every=1, weights={"west": 1}, participants=frozenset("a"), fragments={0: FRAGMENT}
+    ),
     anchors=(blob("anchor"), None),
     momenta=(None, blob("momentum")),
     buffers=blob("mean of buffers"),
@@ -104,4 +113,9 @@ def test_the_blobs_that_entries_name():
     assert blobs_of_entry({**start, "buffers": blob("b")}) == {blob("a"), blob("b")}
     copies = [{"region": "west", "digest": blob("copy"), "weight": 1}]
     assert blobs_of_entry({"kind": "anchor", "digest": blob("c"), "participants": copies}) == {blob("c")}
+    copies[0]["uploads"] = [blob("upload")]
+    assert blobs_of_entry({"kind": "anchor", "digest": blob("c"), "participants": copies}) == {
+        blob("c"),
+        blob("upload"),
+    }
     assert blobs_of_entry({"kind": "step", "parts": [name("part")], "contributors": []}) == set()

@@ -6,17 +6,19 @@ from typing import Any, cast
 
 import pytest
 
+from algorithms.schedule import OuterSchedule
 from api.errors import ConflictError, GoneError
-from api.schemas import CaughtUpReply, InForce, LogPage, OuterSpec, Position, Resume, RoundsSpec
+from api.schemas import CaughtUpReply, InForce, LogPage, Position, Resume, RoundsSpec
 from api.service import Answer
 from site_agent.catch_up import CatchUp
 from site_agent.exchange import Exchange
 from site_agent.outer import OuterRounds
+from site_agent.progress import Progress
 from site_agent.settings import Session
 from site_agent.stop import Stop
 
 SESSION = Session(coordinator="http://nowhere", secret="s", run="run-1", attempt=2, site="a", region="west")
-SPEC: Any = SimpleNamespace(steps=9, rounds=RoundsSpec())
+SPEC: Any = SimpleNamespace(steps=9, rounds=RoundsSpec(), outer=None)
 HEAD = Position(seq=9, hash="0" * 64)
 
 
@@ -195,12 +197,24 @@ def test_only_the_last_part_waits_and_all_are_sent_again_if_some_are_missing(tmp
     assert (coordinator.answer(tmp_path), coordinator.parts) == (b"closed", parts[:2])
 
 
-@pytest.mark.parametrize(
-    ("step", "anchored", "due"),
-    [(0, set(), False), (3, set(), False), (4, set(), True), (4, {1}, True), (4, {0, 1}, False), (10, set(), True)],
-)
-def test_when_an_outer_round_is_still_to_be_held(step: int, anchored: set[int], due: bool) -> None:
-    spec: Any = SimpleNamespace(outer=OuterSpec(every=4, fragments=2), steps=10)
-    replica: Any = SimpleNamespace(step=step, anchored=anchored, every=4, fragment_count=2)
+def test_which_fragments_are_announced_and_when_their_anchors_are_awaited() -> None:
+    """Copies of fragment 0 after steps 2 and 6, of fragment 1 after 4 and 8; anchors one step later; all after 10."""
+    schedule = OuterSchedule(every=4, fragments=2, steps=10, stagger=True, delay=1)
+    replica: Any = SimpleNamespace(step=0, outer=Progress(schedule))
     ranks: Any = OneRank()
-    assert OuterRounds(spec, SESSION, ranks, None, replica).due is due
+    rounds = OuterRounds(SPEC, SESSION, ranks, None, replica, cast(Any, None))
+    due = []
+    for step in range(11):
+        replica.step = step
+        while rounds.due:
+            if replica.outer.begins(step):
+                replica.outer.begin(step)
+                due.append((step, sorted(replica.outer.missing), "copies"))
+            else:
+                due.append((step, sorted(replica.outer.missing), "anchors"))
+                replica.outer.missing.clear()
+    assert due == [
+        (2, [0], "copies"), (3, [0], "anchors"), (4, [1], "copies"), (5, [1], "anchors"),
+        (6, [0], "copies"), (7, [0], "anchors"), (8, [1], "copies"), (9, [1], "anchors"),
+        (10, [0, 1], "copies"), (10, [0, 1], "anchors"),
+    ]  # fmt: skip

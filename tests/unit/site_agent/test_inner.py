@@ -58,7 +58,6 @@ def test_a_change_is_the_peak_of_the_schedule_from_the_next_step_on():
     alone.replica.apply_change(change)
     alone.step()
     assert alone.optimizer.param_groups[0]["lr"] == pytest.approx(0.4 * 2 / 4)
-    assert alone.replica.every == 7
 
 
 def test_adamw_is_torchs_bit_for_bit():

@@ -40,19 +40,20 @@ FRAGMENTS = 2
 class Log:
     """Answers what `rebuild` asks a coordinator."""
 
-    def __init__(self, **optimizer: Any) -> None:
+    def __init__(self, outer: OuterSpec | None = None, **optimizer: Any) -> None:
         self.spec = RunSpec(
             name="run",
             task="task",
             steps=9,
             optimizer=OptimizerSpec(**{"chunk": 32, "k": 64} | optimizer),
-            outer=OuterSpec(every=2, fragments=FRAGMENTS),
+            outer=outer or OuterSpec(every=2, fragments=FRAGMENTS),
         )
         tensors, groups = LAYOUT.tensors, LAYOUT.groups
         self.model = ParameterLayout(tensors, LAYOUT.chunk, groups, self.spec.optimizer.transform)
         self.items: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = []
         self.blobs: dict[str, bytes] = {}
         self.trimmed = 0
+        self.copied: dict[int, dict[str, np.ndarray]] = {}
         self.random = np.random.default_rng(3)
         self.begin()
 
@@ -91,6 +92,10 @@ class Log:
         common = {"kind": kind, "seq": len(self.items), "previous": digest_json(last) if last else "0" * 64}
         self.items.append(({**common, "step": last["step"] if last else 0, **fields}, arrays or {}))
 
+    @property
+    def step_now(self) -> int:
+        return int(self.items[-1][0]["step"])
+
     def blob(self, values: np.ndarray) -> str:
         data = values.astype("<f4").tobytes()
         digest = hashlib.sha256(data).hexdigest()
@@ -123,7 +128,18 @@ class Log:
             own = "1" * 64 if wrong else hashlib.sha256(copy).hexdigest()
             participants = [{"region": "east", "digest": "2" * 64}, {"region": "west", "digest": own}]
             anchor = self.blob(self.random.standard_normal(size))
-            self.append("anchor", outer_round=1, fragment=fragment, digest=anchor, participants=participants)
+            place = {"outer_round": -(-self.step_now // 2), "taken_after": self.step_now, "every": 2}
+            self.append("anchor", fragment=fragment, digest=anchor, participants=participants, **place)
+
+    def late(self, number: int, fragment: int, taken: int) -> None:
+        """An anchor of what this region had after step `taken`."""
+        self.reference()
+        names = [self.model.tensors[index].name for index in self.model.fragments(FRAGMENTS)[fragment]]
+        copy = np.concatenate([self.copied[taken][name].ravel() for name in names]).astype("<f4")
+        participants = [{"region": "west", "digest": hashlib.sha256(copy.tobytes()).hexdigest()}]
+        anchor = self.blob(self.random.standard_normal(copy.size))
+        place = {"outer_round": number, "taken_after": taken, "every": 4}
+        self.append("anchor", fragment=fragment, digest=anchor, participants=participants, **place)
 
     def reference(self, log: list[Any] | None = None) -> dict[str, np.ndarray]:
         ranges = [(tensors.start, tensors.stop) for tensors in self.model.fragments(FRAGMENTS)]
@@ -143,6 +159,8 @@ class Log:
             transform=optimizer.transform,
             base_update=optimizer.base_update,
             beta2=optimizer.beta2,
+            mix=self.spec.outer.mix,
+            copied=self.copied,
         )
 
     def expected(self, log: list[Any] | None = None) -> str:
@@ -198,6 +216,20 @@ class Log:
         return rebuild(self, self.run(), region, to, lambda *_: None, snapshot)  # type: ignore[arg-type]
 
 
+def streaming() -> Log:
+    """Turns after 2 (fragment 0), 4 (1), 6 (0), 8 (1) and the last step, anchors one step later with half of it."""
+    log = Log(OuterSpec(every=4, fragments=FRAGMENTS, stagger=True, delay=1, mix=0.5))
+    for step in range(1, 10):
+        log.step(empty=step == 4)
+        for number, taken in enumerate((2, 4, 6, 8), 1):
+            if step == taken + 1:
+                log.late(number, (number + 1) % 2, taken)
+        if step == 9:
+            log.late(5, 0, 9)
+            log.late(5, 1, 9)
+    return log
+
+
 def two_outer_rounds(**optimizer: Any) -> Log:
     log = Log(**optimizer)
     for _ in range(2):
@@ -208,6 +240,13 @@ def two_outer_rounds(**optimizer: Any) -> Log:
     log.step(empty=True)
     log.step()
     return log
+
+
+def test_late_anchors_come_under_what_was_done_since():
+    log = streaming()
+    rebuilt = log.rebuilt()
+    assert rebuilt.digest == log.expected()
+    assert (rebuilt.step, rebuilt.whole, rebuilt.copies, rebuilt.differing) == (9, True, 6, ())
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,15 @@ from algorithms.aggregate import aggregate, without_empty_tensors
 from algorithms.codec import digest_arrays, pack_update
 from algorithms.momentum import encode
 from algorithms.parts import PART_BYTES
+from algorithms.schedule import OuterSchedule
 from algorithms.updates import SparseUpdate
 from api.errors import IsthmusError
 from api.payload import digest_json, encode_message
 from api.schemas import InForce, Position, Resume
+from site_agent.buffers import buffer_bytes, load_buffers, save_buffers
 from site_agent.fetched import Fetched
-from site_agent.replica import Replica, buffer_bytes, load_buffers, save_buffers
+from site_agent.replica import Replica
+from tests import reference
 from tests.unit.algorithms.test_against_reference import assert_same
 
 GENESIS = "0" * 64
@@ -37,7 +40,7 @@ class Model(nn.Module):
 class Scene:
     """A replica, the blobs it may fetch, and the log that it follows."""
 
-    def __init__(self, features: int = 4, part_bytes: int = PART_BYTES, outer: bool = True) -> None:
+    def __init__(self, features: int = 4, part_bytes: int = PART_BYTES, outer: bool = True, **how: Any) -> None:
         torch.manual_seed(0)
         self.model = Model(features)
         self.optimizer = DeMo(list(self.model.named_parameters()), lr=0.5, exchange=lambda *_: pytest.fail("no step"))
@@ -45,7 +48,8 @@ class Scene:
         fragments = self.optimizer.layout.fragments(2) if outer else ()
         self.messages: dict[tuple[int, int], bytes] = {}
         fetches = self.fetched, lambda seq, part: self.messages[seq, part]
-        self.replica = Replica(self.optimizer, self.model, fragments, "a", *fetches, part_bytes)
+        schedule = OuterSchedule(**{"every": 4, "fragments": 2, "steps": 40} | how) if outer else None
+        self.replica = Replica(self.optimizer, self.model, fragments, "a", *fetches, part_bytes, schedule=schedule)
         self.elements = self.optimizer.layout.parameter_count
         self.previous = GENESIS
         self.most_read = 0
@@ -74,7 +78,9 @@ class Scene:
 
     def header(self, kind: str, **fields: Any) -> dict[str, Any]:
         step = self.replica.step + (kind == "step")
-        return {"kind": kind, "seq": self.replica.next_seq, "step": step, "previous": self.previous} | fields
+        common = {"kind": kind, "seq": self.replica.next_seq, "step": step, "previous": self.previous}
+        place = {"outer_round": 1, "taken_after": step, "every": 4} if kind == "anchor" else {}
+        return common | place | fields
 
     def start(self, **fields: Any) -> None:
         parameters = self.blob(np.arange(self.elements, dtype="<f4").tobytes())
@@ -186,7 +192,8 @@ def test_resuming_takes_the_anchors_and_goes_on_from_their_place(scene: Scene):
     sizes = [scene.optimizer.layout.fragment_elements(fragment) for fragment in fragments]
     anchors = [scene.blob(np.full(size, 7.0 + number, "<f4").tobytes()) for number, size in enumerate(sizes)]
     position, in_force = Position(seq=25, hash="a" * 64), InForce(lr=1, k=5, every=3)
-    resume = Resume(position=position, step=20, outer_round=4, in_force=in_force, anchors=anchors)
+    place = {"position": position, "step": 20, "outer_round": 4, "outer_step": 20}
+    resume = Resume(**place, in_force=in_force, anchors=anchors)
     scene.replica.resume(resume)
     scene.previous = "a" * 64
     parameters = scene.optimizer.read_parameters(range(len(scene.optimizer.layout.tensors))).tolist()
@@ -196,7 +203,8 @@ def test_resuming_takes_the_anchors_and_goes_on_from_their_place(scene: Scene):
     assert scene.optimizer.steps == 20
     scene.optimizer.apply(entry)
     assert (scene.replica.step, scene.optimizer.steps, scene.replica.position.seq) == (21, 21, 26)
-    assert (scene.replica.outer_round, scene.replica.every, scene.optimizer.settings.k) == (4, 3, 5)
+    assert (scene.replica.outer.number, scene.replica.outer.step, scene.optimizer.settings.k) == (4, 20, 5)
+    assert [step for step in range(20, 30) if scene.replica.outer.concerns(step)] == [21]
 
 
 def test_a_change_holds_from_the_next_step_on(scene: Scene):
@@ -206,11 +214,11 @@ def test_a_change_holds_from_the_next_step_on(scene: Scene):
     header = scene.header("change", from_step=2, lr=0.5, k=5, every=3)
     scene.replica.apply_change(header)
     scene.previous = digest_json(header)
-    assert (scene.replica.step, scene.replica.every, scene.optimizer.settings.k) == (1, 3, 5)
-    assert scene.replica.anchored == {0, 1}  # the outer round after step 1, had there been one, is over
+    assert (scene.replica.step, scene.optimizer.settings.k) == (1, 5)
+    assert scene.replica.outer.concerns(3)
     assert scene.optimizer.parameters_digest() == before
     scene.step(scene.arrays(), k=5)
-    assert (scene.replica.step, scene.replica.position.seq, scene.replica.anchored) == (2, 3, set())
+    assert (scene.replica.step, scene.replica.position.seq) == (2, 3)
 
 
 def test_a_snapshot_of_a_run_without_outer_steps_is_entered_with_its_buffers():
@@ -238,33 +246,96 @@ def test_buffers_are_one_more_fragment(scene: Scene):
     assert load(held).keys() == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
     assert scene.replica.fragment_digest(2) == hashlib.sha256(held).hexdigest()
     scene.start(buffers=scene.blob(held))
-    assert scene.replica.fragment_count == 3
     other = save({name: torch.full_like(buffer, 2) for name, buffer in load(held).items()})
-    scene.replica.apply_anchor(scene.header("anchor", outer_round=1, fragment=2, digest=scene.blob(other)))
+    scene.replica.apply_anchor(scene.header("anchor", step=4, taken_after=4, fragment=2, digest=scene.blob(other)))
     assert scene.model.norm.running_mean.tolist() == [2.0] * 3
-    assert scene.replica.anchored == {2}
+    assert scene.replica.outer.missing == {0, 1}
 
 
-def test_which_fragments_have_the_anchors_of_the_outer_round_after_the_last_step(scene: Scene):
+def test_which_fragments_miss_the_anchors_of_the_last_outer_round(scene: Scene):
     """A region that is taken along twice gets anchors of two outer rounds with no step in between."""
 
     def anchor(step: int, fragment: int) -> set[int]:
         elements = scene.optimizer.layout.fragment_elements(scene.optimizer.layout.fragments(2)[fragment])
         digest = scene.blob(np.full(elements, step, "<f4").tobytes())
-        header = scene.header("anchor", outer_round=1, fragment=fragment, digest=digest, step=step)
+        place = {"step": step, "taken_after": step, "outer_round": step // 4}
+        header = scene.header("anchor", fragment=fragment, digest=digest, **place)
         scene.replica.apply_anchor(header)
         scene.previous = digest_json(header)
-        return scene.replica.anchored
+        return scene.replica.outer.missing
 
     scene.start()
     scene.optimizer.apply(scene.step(scene.arrays()))
-    assert anchor(4, 0) == {0}
-    assert anchor(4, 1) == {0, 1}
-    assert anchor(8, 0) == {0}
+    assert anchor(4, 0) == {1}
+    assert anchor(4, 1) == set()
+    assert anchor(8, 0) == {1}
     assert (scene.replica.step, scene.optimizer.steps) == (8, 8)
-    assert anchor(8, 1) == {0, 1}
+    assert anchor(8, 1) == set()
     scene.optimizer.apply(scene.step(scene.arrays()))
-    assert (scene.replica.step, scene.replica.anchored) == (9, set())
+    assert (scene.replica.step, scene.replica.outer.number, scene.replica.outer.missing) == (9, 2, set())
+
+
+def late_scene() -> Scene:
+    """After step 2: fragment 0 is due, whose anchor is applied one step later."""
+    scene = Scene(stagger=True, delay=1)
+    scene.start(buffers=scene.blob(save_buffers(scene.model)))
+    for _ in range(2):
+        scene.optimizer.apply(scene.step(scene.arrays()))
+    return scene
+
+
+def anchor_of(scene: Scene, fragment: int, value: float, **place: int) -> dict[str, Any]:
+    elements = scene.optimizer.layout.fragment_elements(scene.optimizer.layout.fragments(2)[fragment])
+    header = scene.header("anchor", fragment=fragment, digest=scene.blob(np.full(elements, value, "<f4").tobytes()))
+    return header | place
+
+
+def test_what_was_done_since_the_copy_is_kept_on_top_of_a_late_anchor():
+    scene = late_scene()
+    taken = scene.read(0)
+    scene.optimizer.apply(scene.step(scene.arrays()))
+    assert scene.read(0) == taken, "it is the copy that is announced"
+    assert scene.replica.fragment_digest(0) == hashlib.sha256(taken).hexdigest()
+    assert scene.replica.outer.is_held(3)
+    now = scene.optimizer.read_parameters(scene.optimizer.layout.fragments(2)[0])
+    scene.replica.apply_anchor(anchor_of(scene, 0, 100.0, taken_after=2))
+    expected = reference.delayed_anchor(np.full(now.size, 100, np.float32), now, np.frombuffer(taken, "<f4"), 1.0)
+    assert scene.read(0) == expected.tobytes()
+    assert (now != np.frombuffer(taken, "<f4")).any()
+    assert not scene.replica.outer.is_held(3)
+
+
+def test_a_late_anchor_that_is_the_copy_is_not_fetched():
+    scene = late_scene()
+    held = hashlib.sha256(scene.read(0)).hexdigest()
+    scene.optimizer.apply(scene.step(scene.arrays()))
+    now = scene.optimizer.parameters_digest()
+    scene.replica.apply_anchor(scene.header("anchor", fragment=0, digest=held, taken_after=2), held)
+    assert scene.optimizer.parameters_digest() == now
+
+
+def test_a_region_that_was_taken_along_has_no_copy_and_takes_the_anchor_as_it_is():
+    scene = late_scene()
+    scene.optimizer.apply(scene.step(scene.arrays()))
+    scene.replica.apply_anchor(anchor_of(scene, 1, 7.0, step=5, taken_after=4, outer_round=2))
+    assert set(np.frombuffer(scene.read(1), "<f4")) == {7.0}
+    assert (scene.replica.step, scene.replica.outer.missing) == (5, {2}), "the buffers are due with fragment 1"
+
+
+def test_buffers_of_a_late_outer_round_are_the_mean_and_nothing_else():
+    scene = Scene(delay=1)
+    scene.start(buffers=scene.blob(save_buffers(scene.model)))
+    for _ in range(4):
+        scene.optimizer.apply(scene.step(scene.arrays()))
+    scene.replica.begin_outer_round()
+    taken = scene.read(2)
+    with torch.no_grad():
+        scene.model.norm.running_mean.fill_(9)
+    assert scene.read(2) == taken
+    scene.optimizer.apply(scene.step(scene.arrays()))
+    held = hashlib.sha256(taken).hexdigest()
+    scene.replica.apply_anchor(scene.header("anchor", fragment=2, digest=scene.blob(taken), taken_after=4), held)
+    assert save_buffers(scene.model) == taken
 
 
 def test_an_anchor_of_another_size_changes_nothing(scene: Scene):
