@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from api.schemas import Message, Name
+from api.message import Message, Name
 
 __all__ = ["AuditEvent", "AuditPage", "IssuedToken", "Scope", "Token", "TokenPage", "TokenRequest"]
 

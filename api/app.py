@@ -15,9 +15,9 @@ from api.audit import Audit
 from api.authentication import Authentication
 from api.digest_middleware import ContentDigests
 from api.errors import PROBLEM_MEDIA_TYPE, InvalidError, NotFoundError, ProblemError, faults_of
+from api.message import PROTOCOL_VERSION
 from api.middleware import BodyLimits, SecurityHeaders, problem_response
 from api.rates import Rates
-from api.schemas import PROTOCOL_VERSION
 from api.service import Service
 
 __all__ = ["CONTRIBUTION_LIMIT", "create_app"]

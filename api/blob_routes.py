@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
-from api import schemas
+from api import message
 from api.content_digest import FIELD, content_digest_of
 from api.errors import RangeError
 from api.middleware import problem_response
@@ -17,7 +17,7 @@ __all__ = ["v1"]
 
 v1 = APIRouter(route_class=GuardedRoute)
 
-Digest = Annotated[schemas.Digest, Path()]
+Digest = Annotated[message.Digest, Path()]
 UploadOffset = Annotated[int, Header(ge=0, le=2**48, description="which byte of the blob is the first of the body")]
 UploadLength = Annotated[int, Header(ge=1, le=2**48, description="bytes of the blob")]
 

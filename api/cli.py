@@ -19,10 +19,11 @@ from api.connection import Connection
 from api.errors import IsthmusError, ProblemError, faults_of
 from api.export import export_model
 from api.report import build_report, print_report
-from api.schemas import Change, Run, RunSpec
+from api.schemas import Run
 from api.simulate import Simulation, spec_of
 from api.simulate import simulate as run_simulation
 from api.snapshot_cli import begin_with, list_snapshots, snapshot
+from api.specs import Change, RunSpec
 from api.watch import watch as watch_run
 
 __all__ = ["main"]

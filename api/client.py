@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from api import schemas
+from api import schemas, specs
 from api.access import AuditPage, IssuedToken, Token, TokenPage, TokenRequest
 from api.errors import UnreachableError
 from api.patient_http import PatientHttp
@@ -100,7 +100,7 @@ class CoordinatorClient:
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    def create_run(self, spec: schemas.RunSpec, idempotency_key: str | None = None) -> schemas.Run:
+    def create_run(self, spec: specs.RunSpec, idempotency_key: str | None = None) -> schemas.Run:
         headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}  # sent twice, it creates one run
         return schemas.Run.model_validate_json(self._http.send("POST", "/v1/runs", json=spec, headers=headers).content)
 
@@ -125,7 +125,7 @@ class CoordinatorClient:
     def resume_run(self, run: str) -> schemas.Run:
         return schemas.Run.model_validate_json(self._http.send("POST", f"/v1/runs/{_segment(run)}/resume").content)
 
-    def change_run(self, run: str, change: schemas.Change) -> schemas.Run:
+    def change_run(self, run: str, change: specs.Change) -> schemas.Run:
         response = self._http.send("POST", f"/v1/runs/{_segment(run)}/changes", json=change)
         return schemas.Run.model_validate_json(response.content)
 

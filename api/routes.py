@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
-from api import schemas
+from api import message, schemas, specs
 from api.authentication import principal_of
 from api.errors import InvalidError
 from api.payload import MEDIA_TYPE
@@ -47,7 +47,7 @@ async def _caller(request: Request) -> Principal:
 
 Caller = Annotated[Principal, Depends(_caller)]
 Wait = Annotated[float, Query(ge=0, description=f"seconds to wait, at most {MAX_WAIT_S:.0f}")]
-Name = Annotated[schemas.Name, Path()]
+Name = Annotated[message.Name, Path()]
 RunId = Annotated[str, Path(max_length=80)]
 Number = Annotated[int, Path(ge=0, le=2**48)]
 
@@ -80,7 +80,7 @@ async def readyz(service: Coordinator, response: Response) -> schemas.Health:
 
 @public.get("/version")
 async def get_version() -> schemas.Version:
-    return schemas.Version(version=version("isthmus"), protocols=list(schemas.SUPPORTED_PROTOCOLS))
+    return schemas.Version(version=version("isthmus"), protocols=list(message.SUPPORTED_PROTOCOLS))
 
 
 # --- sites ------------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ async def leave(site: Name, service: Coordinator) -> None:
 @v1.post("/runs", status_code=201)
 @allowed("admin", act="run.create")
 async def create_run(
-    spec: schemas.RunSpec,
+    spec: specs.RunSpec,
     service: Coordinator,
     response: Response,
     idempotency_key: Annotated[str | None, Header(max_length=128)] = None,
@@ -184,7 +184,7 @@ async def resume_run(run: RunId, service: Coordinator) -> schemas.Run:
 
 @v1.post("/runs/{run}/changes", status_code=202)
 @allowed("admin", act="run.change")
-async def change_run(run: RunId, change: schemas.Change, service: Coordinator) -> schemas.Run:
+async def change_run(run: RunId, change: specs.Change, service: Coordinator) -> schemas.Run:
     return await service.change_run(run, change)
 
 

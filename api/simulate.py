@@ -18,7 +18,8 @@ from api.errors import IsthmusError
 from api.export import export_model, file_digest
 from api.processes import Service
 from api.report import build_report, print_report
-from api.schemas import OptimizerSpec, OuterSpec, RunSpec, SiteStatus
+from api.schemas import SiteStatus
+from api.specs import OptimizerSpec, OuterSpec, RunSpec
 from api.watch import watch
 
 __all__ = ["Check", "Simulation", "agents", "services", "simulate", "spec_of", "wait_for_sites"]

@@ -14,7 +14,8 @@ from algorithms.tensor_file import read_header
 from api.client import CoordinatorClient
 from api.connection import Connection
 from api.errors import IsthmusError
-from api.schemas import BeginSpec, RunStatus, Snapshot
+from api.schemas import RunStatus, Snapshot
+from api.specs import BeginSpec
 
 __all__ = ["begin_with", "list_snapshots", "snapshot"]
 

@@ -16,7 +16,8 @@ from algorithms.codec import digest_arrays
 from algorithms.layout import ParameterLayout
 from algorithms.updates import SparseUpdate
 from api.payload import decode_message, encode_message
-from api.schemas import OptimizerSpec, Position
+from api.schemas import Position
+from api.specs import OptimizerSpec
 from coordinator.entries import Header, position_after, step_header
 from coordinator.events import Aggregated
 from coordinator.in_force import optimizer_at

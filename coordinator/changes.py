@@ -5,7 +5,7 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from api.errors import ConflictError, InvalidError, faults_of
-from api.schemas import Change, RunSpec
+from api.specs import Change, RunSpec
 from coordinator.entries import change_header
 from coordinator.events import ChangeRequested
 from coordinator.in_force import in_force_at, outer_schedule, with_changes

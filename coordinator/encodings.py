@@ -13,7 +13,7 @@ from algorithms.compression import decode, encoded_range
 from algorithms.layout import ParameterLayout
 from api.encodings import read_coefficients, write_coefficients
 from api.errors import InvalidError, ProblemError
-from api.schemas import OuterSpec
+from api.specs import OuterSpec
 from coordinator.blobs import Blobs
 
 __all__ = ["BLOCK_ELEMENTS", "UploadedCopies", "check_encoding", "read_floats"]

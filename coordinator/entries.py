@@ -6,8 +6,10 @@ import numpy as np
 
 from algorithms.schedule import learning_rate
 from algorithms.updates import CODEC_BITS
+from api.message import PROTOCOL_VERSION
 from api.payload import digest_json
-from api.schemas import PROTOCOL_VERSION, InForce, Position
+from api.schemas import Position
+from api.specs import InForce
 from coordinator.events import Norm
 from coordinator.in_force import optimizer_at
 from coordinator.records import OuterRound, Region, RunState, Share

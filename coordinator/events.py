@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from api.schemas import Change, Position, SnapshotUpload
+from api.schemas import Position, SnapshotUpload
+from api.specs import Change
 from coordinator.records import Layout, Sent, Start
 
 # --- what people ask for ----------------------------------------------------------------------------------------------

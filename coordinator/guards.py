@@ -12,7 +12,8 @@ import structlog
 from redis.exceptions import RedisError
 
 from api.errors import ProblemError, StorageFullError, TooManyRequestsError
-from api.schemas import GuardsSpec, MetricPoint, MetricReport, RunStatus
+from api.schemas import MetricPoint, MetricReport, RunStatus
+from api.specs import GuardsSpec
 from coordinator.engine import Engine
 from coordinator.events import GuardTripped, HeldBack, StorageFull
 from coordinator.store import Store, unavailable

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from algorithms.schedule import OuterSchedule
-from api.schemas import Change, InForce, OptimizerSpec, RunSpec
+from api.specs import Change, InForce, OptimizerSpec, RunSpec
 from coordinator.records import RunState
 
 __all__ = ["in_force_at", "optimizer_at", "outer_schedule", "with_changes"]

@@ -7,7 +7,7 @@ from algorithms.layout import ParameterLayout
 from algorithms.traffic import contribution_bytes
 from api.errors import ConflictError, InvalidError
 from api.payload import canonical_json
-from api.schemas import OptimizerSpec, RunSpec
+from api.specs import OptimizerSpec, RunSpec
 from coordinator.kept_blobs import KeptBlobs
 from coordinator.records import Layout, RunState
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from algorithms.layout import ParameterLayout
 from algorithms.outer import outer_update, weighted_mean
-from api.schemas import OuterSpec
+from api.specs import OuterSpec
 from coordinator.blobs import Blobs
 from coordinator.drafts import Draft
 from coordinator.encodings import BLOCK_ELEMENTS, UploadedCopies, read_floats

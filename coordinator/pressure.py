@@ -6,7 +6,7 @@ from functools import lru_cache
 from algorithms.layout import ParameterLayout
 from algorithms.traffic import contribution_bytes
 from api.errors import StorageFullError, TooManyRequestsError
-from api.schemas import OptimizerSpec
+from api.specs import OptimizerSpec
 from coordinator.records import RunState
 from coordinator.store import Store
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from statistics import median
 
-from api.schemas import RoundsSpec
+from api.specs import RoundsSpec
 from coordinator.records import FragmentRound, Region, RunState
 
 __all__ = ["agreed_copies", "all_announced", "allowance_s", "closes_at", "may_close", "remaining"]

@@ -5,7 +5,8 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from algorithms.settings import STATEFUL_BASE_UPDATES
-from api.schemas import Change, Condition, Position, Resume, RunSpec, RunStatus
+from api.schemas import Condition, Position, Resume, RunStatus
+from api.specs import Change, RunSpec
 
 __all__ = [
     "Arrival",

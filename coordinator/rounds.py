@@ -12,8 +12,10 @@ from algorithms.layout import ParameterLayout
 from algorithms.parts import cut
 from algorithms.updates import SparseUpdate
 from api.errors import ConflictError, InvalidError, faults_of
+from api.message import PROTOCOL_VERSION
 from api.payload import decode_message
-from api.schemas import PROTOCOL_VERSION, ContributionHeader, OptimizerSpec
+from api.schemas import ContributionHeader
+from api.specs import OptimizerSpec
 from coordinator.events import Norm
 from coordinator.records import Sent
 

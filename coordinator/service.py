@@ -11,7 +11,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from algorithms.traffic import parameters_bytes
-from api import schemas
+from api import schemas, specs
 from api.errors import ConflictError, GoneError, InvalidError, NotFoundError, ProblemError
 from api.payload import digest_json
 from api.schemas import RunStatus
@@ -161,7 +161,7 @@ class CoordinatorService:
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    async def create_run(self, spec: schemas.RunSpec, idempotency_key: str | None) -> schemas.Run:
+    async def create_run(self, spec: specs.RunSpec, idempotency_key: str | None) -> schemas.Run:
         run = f"{spec.name}-{secrets.token_hex(4)}"
         if idempotency_key is not None:
             body = digest_json(spec.model_dump(mode="json"))
@@ -208,7 +208,7 @@ class CoordinatorService:
     async def resume_run(self, run: str) -> schemas.Run:
         return run_view(await self._engine.apply(run, ResumeRequested()))
 
-    async def change_run(self, run: str, change: schemas.Change) -> schemas.Run:
+    async def change_run(self, run: str, change: specs.Change) -> schemas.Run:
         state = (await self._store.load(run)).state
         if change.k is not None and state.layout is not None:
             optimizer = state.spec.optimizer.model_copy(update={"k": change.k})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from api import schemas
+from api import message, schemas, specs
 from api.errors import ConflictError, NotFoundError, UpgradeRequiredError
 from api.schemas import ProcessState, RunStatus, SiteStatus
 from coordinator.engine import Engine
@@ -36,11 +36,11 @@ class Sites:
 
         An agent registers when it starts: it has no ranks then, whatever it had before.
         """
-        if registration.protocol_version not in schemas.SUPPORTED_PROTOCOLS:
+        if registration.protocol_version not in message.SUPPORTED_PROTOCOLS:
             raise UpgradeRequiredError(
                 "protocol_version",
                 f"site {name} speaks protocol {registration.protocol_version}, this coordinator "
-                f"{list(schemas.SUPPORTED_PROTOCOLS)}: install the same isthmus release at both",
+                f"{list(message.SUPPORTED_PROTOCOLS)}: install the same isthmus release at both",
             )
         known = await self._store.sites.find(name)
         secret_hash = hashed(registration.secret)
@@ -184,7 +184,7 @@ class Sites:
 
     # --- choosing sites for a run -------------------------------------------------------------------------------------
 
-    async def choose(self, spec: schemas.RunSpec) -> dict[str, str]:
+    async def choose(self, spec: specs.RunSpec) -> dict[str, str]:
         """Region by site for a run that is about to start.
 
         Raises:
@@ -198,7 +198,7 @@ class Sites:
             others = f"; online are {', '.join(site.name for site in online)}" if online else ""
             faults.append(f"no site that allows task {spec.task!r} is online{others}: start one with `isthmus agent`")
         places = {name: _region(name, there[name].region, spec) for name in names if name in there}
-        faults += schemas.faults_of_regions(_by_region(places), spec)
+        faults += specs.faults_of_regions(_by_region(places), spec)
         if spec.same_version and not faults:
             versions = {name: there[name].versions.get(spec.task, "") for name in names}
             faults += [because] if (because := differing(versions, spec.task)) else []
@@ -222,7 +222,7 @@ class Sites:
         return _region(name, site.region, spec)
 
 
-def _region(name: str, registered: str, spec: schemas.RunSpec) -> str:
+def _region(name: str, registered: str, spec: specs.RunSpec) -> str:
     """Where the spec puts the site, or else where it has registered itself."""
     return next((region for region, sites in (spec.regions or {}).items() if name in sites), registered)
 
@@ -235,7 +235,7 @@ def _by_region(places: Mapping[str, str]) -> dict[str, list[str]]:
     return sites
 
 
-def _fault(name: str, site: schemas.Site | None, spec: schemas.RunSpec) -> str:
+def _fault(name: str, site: schemas.Site | None, spec: specs.RunSpec) -> str:
     """Why the site cannot take part; nothing if it can."""
     if site is None:
         return f"site {name} is not registered"

@@ -6,7 +6,7 @@ from contextlib import suppress
 from algorithms.layout import ParameterLayout
 from algorithms.tensor_file import TensorFile
 from algorithms.traffic import parameters_bytes
-from api import schemas
+from api import schemas, specs
 from api.errors import ConflictError, InvalidError, ProblemError
 from api.payload import digest_json
 from coordinator.beginnings import file_tensors, require_same_tensors
@@ -42,7 +42,7 @@ class Snapshots:
 
     # --- runs that begin with one -------------------------------------------------------------------------------------
 
-    async def origin(self, begin: schemas.BeginSpec | None, run: str) -> Origin | None:
+    async def origin(self, begin: specs.BeginSpec | None, run: str) -> Origin | None:
         """What entry 0 of a new run is to be made of.
 
         Raises:
@@ -67,7 +67,7 @@ class Snapshots:
             momenta=contents.momenta,
         )
 
-    async def _file(self, begin: schemas.BeginSpec) -> TensorFile:
+    async def _file(self, begin: specs.BeginSpec) -> TensorFile:
         blobs = self._blobs.stored
         assert begin.file is not None
         return await asyncio.to_thread(file_tensors, blobs, begin.file, await blobs.size(begin.file), begin.described)

@@ -8,8 +8,9 @@ registered here.
 from datetime import datetime
 
 from api.errors import ConflictError, NotFoundError
+from api.message import PROTOCOL_VERSION
 from api.payload import canonical_json
-from api.schemas import PROTOCOL_VERSION, Manifest, OuterManifest, Resume
+from api.schemas import Manifest, OuterManifest, Resume
 from coordinator.events import SnapshotAsked, SnapshotRegistered, SnapshotRequested, SnapshotTaken
 from coordinator.in_force import in_force_at
 from coordinator.records import Contents, RunState, Snapshot, Wanted

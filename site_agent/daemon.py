@@ -13,8 +13,8 @@ import structlog
 
 from api.client import CoordinatorClient, UnreachableError
 from api.errors import ConflictError, NotFoundError, ProblemError, UnauthorizedError
+from api.message import PROTOCOL_VERSION
 from api.schemas import (
-    PROTOCOL_VERSION,
     Assignment,
     Heartbeat,
     HeartbeatReply,

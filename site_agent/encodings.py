@@ -15,7 +15,7 @@ from algorithms.compression import encode, left_over, wanted
 from algorithms.fragment_picks import pick_largest
 from algorithms.layout import ParameterLayout
 from api.encodings import coefficients_message, read_encoding
-from api.schemas import OuterSpec
+from api.specs import OuterSpec
 from api.transfers import Source
 from site_agent.replica import Anchor
 

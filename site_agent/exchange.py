@@ -15,9 +15,11 @@ from algorithms.step_entry import StepEntry
 from algorithms.updates import SparseUpdate, restrict
 from api.client import CoordinatorClient
 from api.errors import ConflictError, GoneError, InvalidError
+from api.message import PROTOCOL_VERSION
 from api.payload import contribution_digest, encode_message
-from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader, RunSpec
+from api.schemas import Abstention, ContributionHeader
 from api.service import Answer
+from api.specs import RunSpec
 from site_agent.journal import Journal
 from site_agent.local_ranks import LocalRanks
 from site_agent.replica import Replica

@@ -16,7 +16,7 @@ from algorithms.masters import read_flat
 from algorithms.muon import MuonAndAdamW
 from algorithms.schedule import learning_rate
 from api.errors import IsthmusError
-from api.schemas import OptimizerSpec, RunSpec
+from api.specs import OptimizerSpec, RunSpec
 from site_agent.replica import Replica
 
 __all__ = ["Factory", "InnerParameters", "LocalSteps", "inner_optimizer"]

@@ -12,7 +12,8 @@ import structlog
 from algorithms.layout import ParameterLayout
 from api.client import CoordinatorClient
 from api.errors import ConflictError, GoneError, IsthmusError
-from api.schemas import Announcement, LogPage, RunSpec
+from api.schemas import Announcement, LogPage
+from api.specs import RunSpec
 from api.transfers import Source
 from site_agent.counting import counted_as_outer
 from site_agent.encodings import Encodings

@@ -16,7 +16,8 @@ from algorithms.settings import STATEFUL_BASE_UPDATES, SettingsDict
 from api.client import CoordinatorClient, UnreachableError
 from api.errors import GoneError, IsthmusError
 from api.payload import digest_json
-from api.schemas import InForce, Manifest, Position, Resume, Run
+from api.schemas import Manifest, Position, Resume, Run
+from api.specs import InForce
 from site_agent.fetched import fetched
 from site_agent.replica import Replica
 

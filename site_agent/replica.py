@@ -21,7 +21,8 @@ from algorithms.step_entry import StepEntry
 from algorithms.updates import AggregateUpdate, Codec, Indices
 from api.errors import IsthmusError
 from api.payload import decode_message, digest_json
-from api.schemas import InForce, Position, Resume
+from api.schemas import Position, Resume
+from api.specs import InForce
 from api.transfers import Source, source_of
 from site_agent.buffers import load_buffers, save_buffers
 from site_agent.fetched import Fetch, Fetched

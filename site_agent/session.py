@@ -21,7 +21,8 @@ from algorithms.flat import FlatParameters
 from algorithms.traffic import ddp_bytes, parameters_bytes
 from api.client import CoordinatorClient
 from api.errors import GoneError, IsthmusError, ProblemError
-from api.schemas import FinalReport, JoinReply, JoinRequest, RunSpec, StartUpload
+from api.schemas import FinalReport, JoinReply, JoinRequest, StartUpload
+from api.specs import RunSpec
 from api.tls import trusted
 from site_agent.buffers import buffer_bytes, save_buffers
 from site_agent.catch_up import CatchUp

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from api.errors import IsthmusError
-from api.schemas import Name
+from api.message import Name
 from site_agent.tasks import Task, parse_task, parse_version, script_version
 
 __all__ = ["Session", "Settings", "load_session"]

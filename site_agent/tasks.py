@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from api.schemas import Name, TaskVersion
+from api.message import Name, TaskVersion
 
 __all__ = ["Task", "parse_task", "parse_version", "script_version"]
 

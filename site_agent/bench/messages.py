@@ -5,8 +5,9 @@ from typing import get_args
 from algorithms.codec import pack_contribution
 from algorithms.layout import ParameterLayout
 from algorithms.updates import Codec, Indices, SparseUpdate
+from api.message import PROTOCOL_VERSION
 from api.payload import encode_message
-from api.schemas import PROTOCOL_VERSION, ContributionHeader, Position
+from api.schemas import ContributionHeader, Position
 from site_agent.bench import ours
 from site_agent.bench.timing import rounded
 

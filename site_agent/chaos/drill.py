@@ -7,7 +7,8 @@ from pathlib import Path
 
 from algorithms.parts import PART_BYTES
 from api.errors import IsthmusError
-from api.schemas import Condition, OptimizerSpec, OuterSpec, RoundsSpec, Run, RunSpec, RunStatus, SiteStatus
+from api.schemas import Condition, Run, RunStatus, SiteStatus
+from api.specs import OptimizerSpec, OuterSpec, RoundsSpec, RunSpec
 from site_agent.chaos.checks import differing, lost, repeated, unchained
 from site_agent.chaos.evidence import applied, journal, read_log, replay
 from site_agent.chaos.schedule import Plan

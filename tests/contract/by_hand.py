@@ -13,28 +13,23 @@ from algorithms.layout import ParameterLayout, TensorSpec, kept
 from algorithms.parts import PART_BYTES
 from algorithms.updates import Coefficients, SparseUpdate
 from api.client import CoordinatorClient
+from api.message import PROTOCOL_VERSION
 from api.payload import decode_message, encode_message
 from api.schemas import (
-    PROTOCOL_VERSION,
     Announcement,
-    BeginSpec,
     CaughtUp,
     FinalReport,
-    GuardsSpec,
     Heartbeat,
     JoinRequest,
-    OptimizerSpec,
-    OuterSpec,
     Position,
     ProcessReport,
     ProcessState,
-    RoundsSpec,
     Run,
-    RunSpec,
     Seat,
     SiteRegistration,
     StartUpload,
 )
+from api.specs import BeginSpec, GuardsSpec, OptimizerSpec, OuterSpec, RoundsSpec, RunSpec
 
 LAYOUT = ParameterLayout(
     [TensorSpec("bias", (5,), 1), TensorSpec("embedding", (9, 12), 0), TensorSpec("head", (40, 3), 0)], chunk=32

@@ -12,15 +12,8 @@ import redis
 
 from api.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
 from api.payload import contribution_digest, decode_message
-from api.schemas import (
-    Abstention,
-    Condition,
-    GuardsSpec,
-    MetricPoint,
-    OuterSpec,
-    RoundsSpec,
-    RunStatus,
-)
+from api.schemas import Abstention, Condition, MetricPoint, RunStatus
+from api.specs import GuardsSpec, OuterSpec, RoundsSpec
 from coordinator.redis_server import EmbeddedRedis
 from tests.conftest import LiveCoordinator, start_coordinator, wait_until
 from tests.contract.by_hand import LAYOUT, WAIT_S, RunByHand, SiteByHand, new_name, problem

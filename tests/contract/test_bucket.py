@@ -14,7 +14,8 @@ from safetensors.numpy import load_file
 from api.client import CoordinatorClient
 from api.errors import NotFoundError
 from api.export import export_model, file_digest
-from api.schemas import OuterSpec, RunStatus
+from api.schemas import RunStatus
+from api.specs import OuterSpec
 from coordinator.blob_bucket import BlobBucket
 from coordinator.redis_server import EmbeddedRedis
 from tests.blob_stores import bucket_server, make_due, stored

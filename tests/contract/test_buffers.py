@@ -11,7 +11,8 @@ from safetensors.torch import load, load_file, save
 from algorithms.tensor_file import file_header
 from api.errors import InvalidError
 from api.export import export_model, file_digest
-from api.schemas import BeginSpec, FinalReport, OuterSpec, RunStatus, SnapshotsSpec, StartUpload
+from api.schemas import FinalReport, RunStatus, StartUpload
+from api.specs import BeginSpec, OuterSpec, SnapshotsSpec
 from tests import reference
 from tests.conftest import wait_until
 from tests.contract.by_hand import LAYOUT, RunByHand

@@ -10,7 +10,8 @@ from algorithms.parts import cut
 from algorithms.updates import restrict
 from api.errors import ConflictError, InvalidError
 from api.payload import decode_message
-from api.schemas import Change, OuterSpec, RunStatus
+from api.schemas import RunStatus
+from api.specs import Change, OuterSpec
 from tests.conftest import wait_until
 from tests.contract.by_hand import OPTIMIZER, WAIT_S, RunByHand, coefficients, problem
 

@@ -5,7 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from api.schemas import Abstention, OuterSpec, RunStatus
+from api.schemas import Abstention, RunStatus
+from api.specs import OuterSpec
 from tests.conftest import start_coordinator, wait_until
 from tests.contract.by_hand import WAIT_S, RunByHand, problem
 

@@ -13,7 +13,8 @@ import pytest
 
 from api.client import CoordinatorClient
 from api.errors import ProblemError
-from api.schemas import Heartbeat, RunSpec, RunStatus
+from api.schemas import Heartbeat, RunStatus
+from api.specs import RunSpec
 from tests.conftest import wait_until
 from tests.contract.by_hand import TASK, RunByHand, SiteByHand, new_name, problem, registration
 

@@ -8,7 +8,8 @@ import pytest
 import redis
 
 from api.errors import NotFoundError, StorageFullError
-from api.schemas import RunSpec, RunStatus
+from api.schemas import RunStatus
+from api.specs import RunSpec
 from coordinator.blob_directory import BlobDirectory
 from coordinator.blobs import store_bytes
 from coordinator.entries import anchor_header, start_header

@@ -13,7 +13,8 @@ import redis
 
 from api.errors import GoneError, NotFoundError, ProblemError
 from api.payload import digest_json, encode_message
-from api.schemas import InForce, OptimizerSpec, Position, Resume, RunSpec, RunStatus
+from api.schemas import Position, Resume, RunStatus
+from api.specs import InForce, OptimizerSpec, RunSpec
 from coordinator import logs as module
 from coordinator.blob_directory import BlobDirectory
 from coordinator.kept_blobs import KeptBlobs

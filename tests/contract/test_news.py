@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import redis.asyncio
 
-from api.schemas import JoinRequest, RunSpec, Seat, StartUpload
+from api.schemas import JoinRequest, Seat, StartUpload
+from api.specs import RunSpec
 from coordinator import engine
 from coordinator.blob_directory import BlobDirectory
 from coordinator.blobs import store_bytes

@@ -17,8 +17,10 @@ from algorithms.codec import pack_contribution, unpack_update
 from algorithms.layout import ParameterLayout, TensorSpec
 from algorithms.parts import cut, join_parts
 from algorithms.updates import restrict
+from api.message import PROTOCOL_VERSION
 from api.payload import decode_message, encode_message
-from api.schemas import PROTOCOL_VERSION, Abstention, ContributionHeader, OptimizerSpec, Position, RunSpec
+from api.schemas import Abstention, ContributionHeader, Position
+from api.specs import OptimizerSpec, RunSpec
 from coordinator import aggregation
 from coordinator.aggregation import LostContributionError, aggregate_round, close_round, inputs_of
 from coordinator.blob_directory import BlobDirectory

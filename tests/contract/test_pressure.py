@@ -9,7 +9,8 @@ import redis
 
 from algorithms.layout import ParameterLayout, TensorSpec
 from api.payload import decode_message
-from api.schemas import Abstention, Condition, RoundsSpec, RunStatus
+from api.schemas import Abstention, Condition, RunStatus
+from api.specs import RoundsSpec
 from coordinator.redis_server import EmbeddedRedis
 from tests.conftest import start_coordinator, wait_until
 from tests.contract.by_hand import WAIT_S, RunByHand, problem

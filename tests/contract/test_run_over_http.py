@@ -14,7 +14,8 @@ from algorithms.codec import digest_arrays
 from algorithms.layout import ParameterLayout
 from api.errors import ForbiddenError, GoneError
 from api.payload import decode_message
-from api.schemas import Abstention, OuterSpec, Position, RunStatus
+from api.schemas import Abstention, Position, RunStatus
+from api.specs import OuterSpec
 from tests.conftest import wait_until
 from tests.contract.by_hand import LAYOUT, WAIT_S, RunByHand, problem
 

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load, save
 
 from api.errors import ConflictError, NotFoundError, ProblemError
-from api.schemas import BeginSpec, Manifest, OuterSpec, SnapshotsSpec, SnapshotUpload
+from api.schemas import Manifest, SnapshotUpload
+from api.specs import BeginSpec, OuterSpec, SnapshotsSpec
 from tests.conftest import wait_until
 from tests.contract.by_hand import LAYOUT, WAIT_S, RunByHand
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from api.schemas import RunSpec, StoredPoint
+from api.schemas import StoredPoint
+from api.specs import RunSpec
 from coordinator.records import RunState
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.store import Store

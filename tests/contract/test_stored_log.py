@@ -8,7 +8,8 @@ import pytest
 import redis
 
 from api.errors import GoneError
-from api.schemas import MetricPoint, OuterSpec, Resume
+from api.schemas import MetricPoint, Resume
+from api.specs import OuterSpec
 from coordinator.redis_server import EmbeddedRedis
 from tests.conftest import start_coordinator, wait_until
 from tests.contract.by_hand import RunByHand, problem

@@ -12,7 +12,8 @@ from torch import nn
 from algorithms.schedule import OuterSchedule
 from api.errors import InvalidError, NotFoundError
 from api.payload import encode_message
-from api.schemas import Announcement, OuterSpec
+from api.schemas import Announcement
+from api.specs import OuterSpec
 from api.transfers import source_of
 from site_agent.encodings import Encodings
 from site_agent.fetched import fetched

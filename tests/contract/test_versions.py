@@ -4,7 +4,8 @@ import pytest
 
 from api.client import CoordinatorClient
 from api.errors import ConflictError
-from api.schemas import Heartbeat, RunSpec, Seat
+from api.schemas import Heartbeat, Seat
+from api.specs import RunSpec
 from tests.contract.by_hand import TASK, SiteByHand, new_name, registration
 
 

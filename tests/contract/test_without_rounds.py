@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from api.errors import ConflictError
-from api.schemas import Condition, OuterSpec, RunStatus
+from api.schemas import Condition, RunStatus
+from api.specs import OuterSpec
 from tests.contract.by_hand import LAYOUT, RunByHand
 
 MEAN = OuterSpec(every=2, optimizer="average")

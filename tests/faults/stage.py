@@ -14,7 +14,8 @@ import stamina
 
 from api.client import CoordinatorClient
 from api.processes import Service
-from api.schemas import Condition, Manifest, OptimizerSpec, RoundsSpec, Run, RunSpec, RunStatus, SiteStatus
+from api.schemas import Condition, Manifest, Run, RunStatus, SiteStatus
+from api.specs import OptimizerSpec, RoundsSpec, RunSpec
 from site_agent.chaos.checks import differing, lost, repeated, unchained
 from site_agent.chaos.evidence import applied, journal, read_log, replay
 from tests.conftest import ROOT, wait_until

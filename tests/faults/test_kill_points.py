@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from api.schemas import OuterSpec, SnapshotsSpec
+from api.specs import OuterSpec, SnapshotsSpec
 from tests.conftest import wait_until
 from tests.faults.points import IN_RANK, OF_OUTER_ROUNDS, OF_REMOVAL, OF_SNAPSHOTS
 from tests.faults.stage import GatedRun, Stage

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from api.processes import Service
-from api.schemas import Manifest, OuterSpec, RunStatus, SnapshotsSpec
+from api.schemas import Manifest, RunStatus
+from api.specs import OuterSpec, SnapshotsSpec
 from tests.conftest import ROOT, LiveCoordinator, wait_until
 from tests.contract.by_hand import LAYOUT, RunByHand
 from tests.faults.points import OF_OUTER_ROUNDS

@@ -2,7 +2,8 @@
 
 import pytest
 
-from api.schemas import OuterSpec, RunStatus
+from api.schemas import RunStatus
+from api.specs import OuterSpec
 from tests.conftest import wait_until
 from tests.faults.points import OF_OUTER_ROUNDS
 from tests.faults.stage import GatedRun, Stage

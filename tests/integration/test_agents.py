@@ -23,9 +23,11 @@ from algorithms.traffic import contribution_bytes
 from api.client import CoordinatorClient
 from api.errors import ConflictError
 from api.export import export_model, file_digest
+from api.message import PROTOCOL_VERSION
 from api.payload import encode_message
 from api.processes import Service
-from api.schemas import PROTOCOL_VERSION, Change, ContributionHeader, MemberView, Position, Run, RunSpec
+from api.schemas import ContributionHeader, MemberView, Position, Run
+from api.specs import Change, RunSpec
 from tests import reference
 from tests.conftest import ROOT, LiveCoordinator, wait_until
 from tests.integration.test_three_sites import read_log, tensors_of

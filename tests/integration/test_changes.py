@@ -8,7 +8,8 @@ import pytest
 
 from algorithms.schedule import learning_rate
 from api.errors import ConflictError
-from api.schemas import Change, Condition, OuterSpec, Run
+from api.schemas import Condition, Run
+from api.specs import Change, OuterSpec
 from tests.conftest import LiveCoordinator
 from tests.integration.test_agents import Agents, digests, member
 from tests.integration.test_replay import replay

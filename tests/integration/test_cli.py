@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.schemas import OuterSpec, RoundsSpec, SnapshotsSpec
+from api.specs import OuterSpec, RoundsSpec, SnapshotsSpec
 from tests.conftest import wait_until
 from tests.contract.by_hand import RunByHand
 

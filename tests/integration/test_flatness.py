@@ -11,7 +11,8 @@ import redis
 
 from api.client import CoordinatorClient
 from api.errors import GoneError, InvalidError
-from api.schemas import CaughtUp, Heartbeat, JoinRequest, Position, RoundsSpec, Seat
+from api.schemas import CaughtUp, Heartbeat, JoinRequest, Position, Seat
+from api.specs import RoundsSpec
 from coordinator.redis_server import EmbeddedRedis
 from tests.contract.by_hand import LAYOUT, RunByHand
 from tests.integration.test_restart import PATIENT

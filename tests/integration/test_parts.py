@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from api.schemas import OuterSpec, RunStatus
+from api.schemas import RunStatus
+from api.specs import OuterSpec
 from tests.conftest import LiveCoordinator
 from tests.integration.test_agents import Agents, digests
 from tests.processes import processes_of

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from api.schemas import OuterSpec, RunStatus, SnapshotsSpec
+from api.schemas import RunStatus
+from api.specs import OuterSpec, SnapshotsSpec
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.segments import read_index
 from tests import reference

@@ -20,7 +20,8 @@ from algorithms.codec import digest_arrays, pack_update, unpack_contribution
 from api.client import CoordinatorClient
 from api.errors import ProblemError
 from api.payload import decode_message
-from api.schemas import RoundsSpec, RunStatus
+from api.schemas import RunStatus
+from api.specs import RoundsSpec
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.store import Store
 from tests.conftest import ROOT, wait_until

@@ -9,8 +9,9 @@ import pytest
 from algorithms.layout import ParameterLayout
 from api.client import CoordinatorClient
 from api.report import build_report
-from api.schemas import Run, RunSpec
+from api.schemas import Run
 from api.simulate import Simulation, services, wait_for_sites
+from api.specs import RunSpec
 from tests import reference
 from tests.conftest import ROOT, run_to_its_end
 from tests.integration.test_three_sites import read_log, tensors_of

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from algorithms.layout import ParameterLayout
-from api.schemas import MemberView, OuterSpec, Run
+from api.schemas import MemberView, Run
+from api.specs import OuterSpec
 from site_agent.rebuild import rebuild
 from site_agent.replay import compared
 from tests import reference

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from api.payload import decode_message
-from api.schemas import OuterSpec, RunStatus
+from api.schemas import RunStatus
+from api.specs import OuterSpec
 from coordinator.redis_server import EmbeddedRedis
 from tests.conftest import wait_until
 from tests.contract.by_hand import LAYOUT, WAIT_S, RunByHand

@@ -33,8 +33,8 @@ from typing import Any
 from api.client import CoordinatorClient
 from api.errors import IsthmusError
 from api.report import build_report
-from api.schemas import OptimizerSpec, OuterSpec, RoundsSpec, RunSpec
 from api.simulate import Check, Simulation, agents, wait_for_sites
+from api.specs import OptimizerSpec, OuterSpec, RoundsSpec, RunSpec
 from site_agent.bench.outer.resume import bench_resume
 from site_agent.bench.outer.site import Seen, Task, seen_at
 from site_agent.bench.outer.snapshot import bench_snapshot

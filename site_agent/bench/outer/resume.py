@@ -12,8 +12,8 @@ from typing import TypeVar
 from api.client import CoordinatorClient
 from api.errors import IsthmusError
 from api.export import export_model
-from api.schemas import OptimizerSpec, OuterSpec, RunSpec, SnapshotsSpec
 from api.simulate import Check, Simulation, agents, wait_for_sites
+from api.specs import OptimizerSpec, OuterSpec, RunSpec, SnapshotsSpec
 from site_agent.bench.outer.trained import Lines, lines_of
 from site_agent.bench.rounds.host import running, scratch
 

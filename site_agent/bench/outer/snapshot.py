@@ -16,8 +16,9 @@ import psutil
 from api.client import CoordinatorClient
 from api.errors import IsthmusError
 from api.export import export_model
-from api.schemas import BeginSpec, OptimizerSpec, RoundsSpec, Run, RunSpec, SnapshotsSpec
+from api.schemas import Run
 from api.simulate import Check, Simulation, agents, wait_for_sites
+from api.specs import BeginSpec, OptimizerSpec, RoundsSpec, RunSpec, SnapshotsSpec
 from site_agent.bench.outer.site import Task, seen_at
 from site_agent.bench.resident import forget_peak, peak, resident
 from site_agent.bench.rounds.host import Host, host, megabytes

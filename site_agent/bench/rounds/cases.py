@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from algorithms.layout import ParameterLayout, TensorSpec, kept
 from algorithms.traffic import contribution_bytes
-from api.schemas import OptimizerSpec
+from api.specs import OptimizerSpec
 
 __all__ = ["FULL", "OPTIMIZER", "QUICK", "Case", "Plan", "layout_of"]
 

@@ -23,8 +23,9 @@ from algorithms.codec import pack_contribution
 from algorithms.parts import cut
 from algorithms.updates import restrict
 from api.client import CoordinatorClient
+from api.message import PROTOCOL_VERSION
 from api.payload import decode_message, digest_json, encode_message
-from api.schemas import PROTOCOL_VERSION, ContributionHeader, JoinRequest, Position, Seat, SiteRegistration, StartUpload
+from api.schemas import ContributionHeader, JoinRequest, Position, Seat, SiteRegistration, StartUpload
 from site_agent.bench.ours import made_up
 from site_agent.bench.rounds.cases import OPTIMIZER, layout_of
 from site_agent.bench.rounds.relay import exchange

@@ -11,7 +11,7 @@ from typing import Any, cast
 from algorithms.traffic import parameters_bytes
 from api.client import CoordinatorClient
 from api.errors import IsthmusError
-from api.schemas import RunSpec
+from api.specs import RunSpec
 from site_agent.bench.rounds.cases import OPTIMIZER, Case, layout_of
 from site_agent.bench.rounds.host import Host
 from site_agent.bench.rounds.site import TASK, Measured, Place, Way, name_of, registration, secret_of, work

@@ -8,7 +8,8 @@ import httpx
 
 from api.access import TokenRequest
 from api.payload import contribution_digest, decode_message
-from api.schemas import Abstention, OuterSpec, RunSpec
+from api.schemas import Abstention
+from api.specs import OuterSpec, RunSpec
 from tests.conftest import LiveCoordinator, wait_until
 from tests.contract.by_hand import LAYOUT, TASK, WAIT_S, RunByHand, SiteByHand, new_name
 

@@ -9,8 +9,9 @@ import pytest
 from api.client import CoordinatorClient, UnreachableError
 from api.errors import ConflictError, GoneError, IsthmusError, ProblemError, UnavailableError
 from api.middleware import problem_response
-from api.schemas import Announcement, RunSpec
+from api.schemas import Announcement
 from api.service import Answer
+from api.specs import RunSpec
 from api.transfers import BLOCK
 
 URL = "http://coordinator.example/prefix"

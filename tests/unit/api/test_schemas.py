@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from algorithms import Settings, preset
-from api.schemas import OptimizerSpec, RunSpec
+from api.specs import OptimizerSpec, RunSpec
 
 
 def spec(optimizer: dict[str, Any], outer: dict[str, Any] | None = None) -> RunSpec:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from api.errors import IsthmusError
-from api.schemas import RunSpec
 from api.simulate import Simulation, spec_of
+from api.specs import RunSpec
 
 SPECS = Path(__file__).parents[3] / "examples" / "specs"
 OUTER = {"outer": {"every": 1}}

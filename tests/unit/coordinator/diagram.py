@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from api.errors import ProblemError
-from api.schemas import Change, RunStatus
+from api.schemas import RunStatus
+from api.specs import Change
 from coordinator import events
 from coordinator.records import Origin
 from coordinator.state import TRANSITIONS, AggregateRound, MakeStart, WriteManifest, due_at, pending, transition

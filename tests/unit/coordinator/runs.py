@@ -11,7 +11,8 @@ import pytest
 
 from algorithms.schedule import learning_rate
 from api.errors import ProblemError
-from api.schemas import OuterSpec, Position, RoundsSpec, RunSpec, RunStatus, SnapshotsSpec, SnapshotUpload
+from api.schemas import Position, RunStatus, SnapshotUpload
+from api.specs import OuterSpec, RoundsSpec, RunSpec, SnapshotsSpec
 from coordinator.events import (
     Abstained,
     Aggregated,

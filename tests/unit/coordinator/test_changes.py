@@ -1,6 +1,7 @@
 """Changes of settings in a run that goes on: what is refused, where they come into the logs, what follows them."""
 
-from api.schemas import Change, OuterSpec, RunStatus
+from api.schemas import RunStatus
+from api.specs import Change, OuterSpec
 from coordinator.changes import MOST_CHANGES
 from coordinator.events import ChangeRequested, PauseRequested, ResumeRequested, SiteLost
 from tests.unit.coordinator.runs import Driver, entry_hash

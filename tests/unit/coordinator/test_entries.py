@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from api.schemas import OptimizerSpec, RunSpec
+from api.specs import OptimizerSpec, RunSpec
 from coordinator.entries import position_after, start_header, step_header
 from coordinator.events import Norm
 from tests.unit.coordinator.runs import LAYOUT, START, Driver, digest_of, entry_hash

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from api.schemas import GuardsSpec, MetricPoint, RunStatus
+from api.schemas import MetricPoint, RunStatus
+from api.specs import GuardsSpec
 from coordinator.events import GuardTripped, HeldBack, PauseRequested, ResumeRequested, StartRequested, StorageFull
 from coordinator.guards import tripped
 from coordinator.state import AggregateRound, pending

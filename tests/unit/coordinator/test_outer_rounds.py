@@ -14,7 +14,7 @@ from algorithms.layout import ParameterLayout, TensorSpec
 from algorithms.outer import nesterov, weighted_mean
 from api.encodings import coefficients_message
 from api.errors import InvalidError, NotFoundError, ProblemError
-from api.schemas import OuterSpec
+from api.specs import OuterSpec
 from coordinator import outer_rounds as module
 from coordinator.blob_directory import BlobDirectory
 from coordinator.blobs import store_bytes
@@ -188,7 +188,7 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 from algorithms.layout import ParameterLayout, TensorSpec
-from api.schemas import OuterSpec
+from api.specs import OuterSpec
 from coordinator.blob_directory import BlobDirectory
 from coordinator.outer_rounds import Copies, outer_step
 

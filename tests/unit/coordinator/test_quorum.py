@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from api.schemas import RoundsSpec
+from api.specs import RoundsSpec
 from coordinator.events import SiteLost
 from coordinator.quorum import agreed_copies, all_announced, allowance_s, may_close
 from coordinator.records import FragmentRound, Round

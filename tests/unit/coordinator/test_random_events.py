@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from algorithms.schedule import OuterSchedule
 from api.errors import ProblemError
-from api.schemas import Change, Position, RunStatus
+from api.schemas import Position, RunStatus
+from api.specs import Change
 from coordinator.events import (
     Abstained,
     Aggregated,

@@ -4,7 +4,8 @@ import hashlib
 import re
 from datetime import UTC, datetime
 
-from api.schemas import Change, InForce, OuterSpec, Position, Resume, RunSpec, RunStatus
+from api.schemas import Position, Resume, RunStatus
+from api.specs import Change, InForce, OuterSpec, RunSpec
 from coordinator.records import (
     Contents,
     FragmentRound,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from api.schemas import Change, RunStatus
+from api.schemas import RunStatus
+from api.specs import Change
 from coordinator.events import ChangeRequested, PauseRequested, ResumeRequested, SiteAdded, SiteLost
 from coordinator.quorum import remaining
 from coordinator.records import Start

@@ -8,8 +8,9 @@ import pytest
 
 from algorithms.schedule import OuterSchedule
 from api.errors import ConflictError, GoneError
-from api.schemas import CaughtUpReply, InForce, LogPage, Position, Resume, RoundsSpec
+from api.schemas import CaughtUpReply, LogPage, Position, Resume
 from api.service import Answer
+from api.specs import InForce, RoundsSpec
 from site_agent.catch_up import CatchUp
 from site_agent.exchange import Exchange
 from site_agent.outer import OuterRounds

@@ -6,7 +6,7 @@ from torch import nn
 
 from algorithms.muon import MuonAndAdamW
 from api.errors import IsthmusError
-from api.schemas import OptimizerSpec, OuterSpec, RunSpec
+from api.specs import OptimizerSpec, OuterSpec, RunSpec
 from site_agent.inner import InnerParameters, LocalSteps, inner_optimizer
 from site_agent.replica import Replica
 

@@ -14,20 +14,17 @@ from api.errors import GoneError, IsthmusError
 from api.payload import digest_json, encode_message
 from api.schemas import (
     Condition,
-    InForce,
     LogPage,
     Manifest,
     MemberView,
-    OptimizerSpec,
     OuterManifest,
-    OuterSpec,
     Position,
     RegionView,
     Resume,
     Run,
-    RunSpec,
     RunStatus,
 )
+from api.specs import InForce, OptimizerSpec, OuterSpec, RunSpec
 from site_agent.rebuild import rebuild
 from site_agent.replay import compared
 from tests import reference

@@ -19,7 +19,8 @@ from algorithms.schedule import OuterSchedule
 from algorithms.updates import SparseUpdate
 from api.errors import IsthmusError
 from api.payload import digest_json, encode_message
-from api.schemas import InForce, Position, Resume
+from api.schemas import Position, Resume
+from api.specs import InForce
 from site_agent.buffers import buffer_bytes, load_buffers, save_buffers
 from site_agent.fetched import Fetched
 from site_agent.replica import Replica
