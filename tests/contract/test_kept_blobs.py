@@ -15,7 +15,7 @@ from coordinator.blobs import store_bytes
 from coordinator.entries import anchor_header, start_header
 from coordinator.kept_blobs import KeptBlobs
 from coordinator.packing import Packer
-from coordinator.records import Layout, Region, RunState, Start
+from coordinator.records import FragmentRound, Layout, OuterRound, Region, RunState, Share, Start
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.settings import Settings
 from coordinator.store import Store
@@ -188,25 +188,29 @@ def test_what_a_state_does_not_refer_to_any_more_goes(use):
     use(body)
 
 
-def test_an_anchor_stays_for_as_long_as_its_entry(use):
+def test_an_anchor_and_its_uploads_stay_for_as_long_as_their_entry(use):
     async def body(scene):
-        start, anchor, layout = [await scene.here.store(name, "one") for name in (b"start", b"anchor", b"layout")]
+        names = (b"start", b"anchor", b"upload", b"layout")
+        start, anchor, upload, layout = [await scene.here.store(name, "one") for name in names]
         places = Layout(digest="0" * 64, blob=layout, groups=("decay",))
         await scene.run("one", regions={"west": Region(name="west")}, layout=places, start=Start(parameters=start))
         before = await scene.stores[0].load("one")
         after = append(before.state, before.state.regions["west"], start_header(before.state, Region(name="west")))
         region = after.state.regions["west"]
-        entry = anchor_header(region, number=1, fragment=0, digest=anchor, participants=[])
+        share = Share(region="west", copies=("7" * 64,), uploads=(upload,), weight=1)
+        fragments = {0: FragmentRound(anchor=anchor, shares=(share,))}
+        outer = {"number": 1, "step": 1, "ends": 1, "every": 1, "weights": {}, "participants": frozenset()}
+        entry = anchor_header(region, OuterRound(**outer, fragments=fragments), 0)
         assert await scene.stores[0].commit(before, after.then(append(after.state, region, entry)))
-        assert await scene.when_due() == {start, anchor, layout}
+        assert await scene.when_due() == {start, anchor, upload, layout}
         await scene.change("one", status=RunStatus.SUCCEEDED)
         packer = Packer(scene.stores[0], scene.here, Settings())
         await packer.tidy((await scene.stores[0].load("one")).state)
         assert scene.client.hkeys("headers:one:west") == [b"0"]
         assert await scene.there.stays(anchor, "two")  # so that it is looked at once more
         there = await scene.when_due()
-        assert {start, anchor, layout} < there
-        assert len(there) == 4
+        assert {start, anchor, upload, layout} < there
+        assert len(there) == 5
         await scene.delete("one")
         assert await scene.when_due() == set()
 
