@@ -8,6 +8,7 @@ from rich.table import Table
 
 from api import schemas
 from api.client import CoordinatorClient
+from api.totals import per_step, total
 
 __all__ = ["build_report", "print_report", "steps_done"]
 
@@ -17,7 +18,7 @@ _BYTES = tuple(f"{kind}bytes_{way}" for kind in ("", "round_", "outer_", "blob_"
 
 
 def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
-    """A JSON-ready report. Bytes are totals of a site's session; losses are null if the task reported none.
+    """A JSON-ready report. Totals of a site are over all of its sessions; losses are null if the task reported none.
 
     `wall_s` is from the start of the run to its present status.
     `outer_bytes_*` are those of outer rounds, `blob_bytes_*` of other blobs, as entry 0; a region's are its sites'.
@@ -64,25 +65,17 @@ def _site(member: schemas.MemberView, run: schemas.Run, points: Sequence[schemas
         "region": member.region,
         "steps": max([step, *(point.step for point in own)]),
         "digest": member.digest,
-        **{name: int(_last(own, name) or 0) for name in _BYTES},
-        **{f"{name}_per_step": _per_step(own, name) for name in ("bytes_up", "bytes_down")},
-        **{name: round(_last(own, name) or 0.0, 3) for name in ("wait_s", "compute_s")},
+        **{name: int(total(own, name)) for name in _BYTES},
+        **{f"{name}_per_step": per_step(own, name) for name in ("bytes_up", "bytes_down")},
+        **{name: round(total(own, name), 3) for name in ("wait_s", "compute_s")},
     }
 
 
 def _region(name: str, sites: Sequence[Report]) -> Report:
     own = [site for site in sites if site["region"] == name]
     return {"name": name, "sites": [site["name"] for site in own]} | {
-        total: sum(site[total] for site in own) for total in _BYTES
+        kind: sum(site[kind] for site in own) for kind in _BYTES
     }
-
-
-def _per_step(points: Sequence[schemas.StoredPoint], name: str) -> float:
-    """Bytes per step since the session's first report: without entry 0, with outer rounds."""
-    known = [(point.step, point.values[name] or 0.0) for point in points if name in point.values]
-    if not known or known[-1][0] == known[0][0]:
-        return 0.0
-    return (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
 
 
 def _series(points: Sequence[schemas.StoredPoint], name: str) -> list[float | None]:
@@ -146,8 +139,8 @@ def _print_losses(report: Mapping[str, Any], console: Console) -> None:
 
 
 def _share(site: Mapping[str, Any]) -> str:
-    total = site["wait_s"] + site["compute_s"]
-    return f"{100 * site['wait_s'] / total:.0f} %" if total else "-"
+    lasted = site["wait_s"] + site["compute_s"]
+    return f"{100 * site['wait_s'] / lasted:.0f} %" if lasted else "-"
 
 
 def size(count: float) -> str:
