@@ -57,7 +57,7 @@ export function missing(reason) {
   return h("div", { class: "page" }, crumb(), h("p", { class: "alarm" }, reason));
 }
 
-export function detail(run, items, rounds) {
+export function detail(run, items, rounds, snapshots) {
   const sites = bySite(items);
   const members = run.members.map((member) => ({ ...member, ...summary(sites.get(member.site) ?? []) }));
   return h(
@@ -66,6 +66,7 @@ export function detail(run, items, rounds) {
     crumb(),
     h("h1", {}, run.spec.name, " ", badge(run.status)),
     h("p", { class: "reason" }, run.reason, run.reason && " · ", "since ", when(run.since)),
+    h("div", {}, run.changes.map((change) => h("p", { class: "muted" }, changed(change)))),
     h("div", {}, run.warnings.map((warning) => h("p", { class: "muted" }, warning))),
     h("div", {}, run.alarms.map((alarm) => h("p", { class: "alarm", role: "alert" }, h("strong", {}, "⚠ Alarm: "), alarm))),
     progress(run, items),
@@ -79,7 +80,14 @@ export function detail(run, items, rounds) {
       : empty("No site takes part yet. See which are online: ", code("isthmus site list"), "."),
     h("h2", {}, "Outer rounds"),
     outerPart(run, rounds),
+    h("h2", {}, "Snapshots"),
+    snapshotPart(run, snapshots),
   );
+}
+
+function changed({ from_step, ...settings }) {
+  const known = Object.entries(settings).filter(([, value]) => value !== null);
+  return `from step ${count(from_step)} on: ${known.map(([name, value]) => `${name} ${value}`).join(", ")}`;
 }
 
 // Where sites train by themselves, the logs tell of outer rounds only; what the sites report tells of the steps between.
@@ -102,7 +110,7 @@ function progress(run, items) {
 }
 
 function facts(run, items, members) {
-  const { optimizer, outer, task } = run.spec;
+  const { optimizer, outer, task } = run.spec, { lr, k, every } = run.in_force;
   const heldout = items.filter((point) => typeof point.values.heldout_loss === "number");
   const last = heldout.toSorted((a, b) => a.step - b.step).at(-1);
   const rates = members.map((member) => member.up.perStep).filter((rate) => rate !== null);
@@ -114,7 +122,8 @@ function facts(run, items, members) {
     ["Less than DDP", least ? times(least) : "–", "2 bytes per parameter, one way"],
     ["Tokens", tokens ? count(tokens) : "–", "over all sites"],
     ["Task", task, `created ${new Date(run.created_at).toLocaleString()}`],
-    ["Optimizer", optimizer.kind === "demo" ? `DeMo k=${optimizer.k} ${optimizer.codec}` : optimizer.kind, outer ? `outer step every ${outer.every}, ${outer.optimizer}${outer.optimizer === "average" ? "" : ` lr ${outer.lr}`}` : "no outer step"],
+    ["Learning rate", String(lr), "at its peak"],
+    ["Optimizer", optimizer.kind === "demo" ? `DeMo k=${k} ${optimizer.codec}` : optimizer.kind, outer ? `outer step every ${every}, ${outer.optimizer}${outer.optimizer === "average" ? "" : ` lr ${outer.lr}`}` : "no outer step"],
   ];
   return h("dl", { class: "facts" }, rows.map(([name, value, note]) =>
     h("div", {}, h("dt", {}, name), h("dd", {}, value), h("dd", { class: "muted" }, note))));
@@ -167,7 +176,7 @@ function memberColumns(run) {
 
 function outerPart(run, rounds) {
   if (!run.spec.outer) return empty("This run has no outer step: all its sites exchange at every step.");
-  if (!rounds.length) return empty(isTerminal(run) ? "No outer round was reached." : `The first outer round comes after step ${count(run.spec.outer.every)}.`);
+  if (!rounds.length) return empty(isTerminal(run) ? "No outer round was reached." : `The first outer round comes after step ${count(run.in_force.every)}.`);
   const weights = ({ weights }) => {
     const all = Object.values(weights).reduce((sum, tokens) => sum + tokens, 0) || 1;
     return Object.entries(weights).sort().map(([name, tokens]) => `${name} ${percent(tokens / all)} (${count(tokens)} tokens)`).join(", ");
@@ -185,5 +194,20 @@ function outerPart(run, rounds) {
     {},
     table("Outer rounds", columns, newest, (round) => round.number),
     rounds.length > SHOWN_ROUNDS && h("p", { class: "muted" }, `The newest ${SHOWN_ROUNDS} of ${count(rounds.length)}.`),
+  );
+}
+
+function snapshotPart(run, { items, wanted }) {
+  const columns = [
+    ["Snapshot", (made) => code(`${run.id}/${made.number}`)],
+    ["Step", (made) => count(made.step), "number"],
+    ["Manifest", (made) => code(made.manifest.slice(0, 12), made.manifest)],
+  ];
+  const newest = items.toReversed();
+  return h(
+    "div",
+    {},
+    newest.length ? table("Snapshots", columns, newest, (made) => made.number) : empty("None is kept."),
+    wanted !== null && h("p", { class: "muted" }, `Snapshot ${wanted} is being made.`),
   );
 }
