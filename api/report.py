@@ -1,5 +1,6 @@
 """What a run came to, from what the API tells of it: the report of `isthmus simulate` and of `isthmus run watch`."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from api import schemas
 from api.client import CoordinatorClient
 from api.totals import per_step, total
 
-__all__ = ["build_report", "print_report", "steps_done"]
+__all__ = ["build_report", "digests_equal", "print_report", "size", "steps_done", "why"]
 
 Report = dict[str, Any]
 
@@ -19,6 +20,7 @@ _BYTES = tuple(f"{kind}bytes_{way}" for kind in ("", "round_", "outer_", "blob_"
 
 def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
     """A JSON-ready report. Totals of a site are over all of its sessions; losses are null if the task reported none.
+    `digests_equal` is null where there is nothing to compare: not all sites that are there have told theirs.
 
     `wall_s` is from the start of the run to its present status.
     `outer_bytes_*` are those of outer rounds, `blob_bytes_*` of other blobs, as entry 0; a region's are its sites'.
@@ -26,7 +28,6 @@ def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
     points = client.metrics(run.id)
     outer_rounds = client.outer_rounds(run.id)
     held_out = [value for value in _series(points, "heldout_loss") if value is not None]
-    digests = {member.digest for member in run.members if member.condition is schemas.Condition.ACTIVE}
     sites = [_site(member, run, points) for member in run.members]
     return {
         "run": run.id,
@@ -39,13 +40,20 @@ def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
         "bigram_loss": _last(points, "bigram_loss"),
         "outer_rounds": len(outer_rounds),
         "outer_copies_averaged": sum(outer_round.distinct for outer_round in outer_rounds),
-        "digests_equal": len(digests) == 1 and None not in digests,
+        "digests_equal": digests_equal(run),
         "ddp_bytes_per_step": _last(points, "ddp_bytes_per_step"),
         "parameter_bytes": _last(points, "parameter_bytes"),
         "alarms": run.alarms,
         "regions": [_region(region.name, sites) for region in run.regions],
         "sites": sites,
     }
+
+
+def digests_equal(run: schemas.Run) -> bool | None:
+    digests = {member.digest for member in run.members if member.condition is schemas.Condition.ACTIVE}
+    if len(digests - {None}) > 1:
+        return False
+    return True if digests and None not in digests else None
 
 
 def steps_done(run: schemas.Run, points: Sequence[schemas.StoredPoint]) -> int:
@@ -118,7 +126,7 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def _agreement(report: Mapping[str, Any]) -> str:
-    if all(site["digest"] is None for site in report["sites"]):
+    if report["digests_equal"] is None:
         return ""
     return "; all sites hold the same parameters" if report["digests_equal"] else "; THE SITES' PARAMETERS DIFFER"
 
@@ -141,6 +149,11 @@ def _print_losses(report: Mapping[str, Any], console: Console) -> None:
 def _share(site: Mapping[str, Any]) -> str:
     lasted = site["wait_s"] + site["compute_s"]
     return f"{100 * site['wait_s'] / lasted:.0f} %" if lasted else "-"
+
+
+def why(run: schemas.Run) -> str:
+    """The reason to be read behind the status, with which it may begin."""
+    return re.sub(rf"^{run.status}\b[:,;]? *", "", run.reason)
 
 
 def size(count: float) -> str:

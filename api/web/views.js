@@ -7,6 +7,9 @@ const TERMINAL = ["succeeded", "stopped", "failed"];
 const SHOWN_ROUNDS = 20;
 export const isTerminal = (run) => TERMINAL.includes(run.status);
 
+// The reason to be read behind the status, with which it may begin.
+const why = (run) => run.reason.replace(new RegExp(`^${run.status}\\b[:,;]? *`), "");
+
 const percent = (share) => (share === null ? null : `${Math.round(share * 100)} %`);
 const code = (text, label) => h("code", { title: label }, text);
 
@@ -30,7 +33,7 @@ const RUN_COLUMNS = [
   ["Run", (run) => [h("a", { href: `#/runs/${encodeURIComponent(run.id)}` }, run.spec.name), " ", code(run.id.slice(-8), run.id)]],
   ["Status", (run) => badge(run.status)],
   ["Step", (run) => `${count(run.step)} / ${count(run.spec.steps)}`, "number"],
-  ["Reason", (run) => run.reason || null, "wide"],
+  ["Reason", (run) => why(run).split("\n")[0] || null, "wide"],
   ["Since", (run) => when(run.since), "short"],
 ];
 
@@ -65,7 +68,7 @@ export function detail(run, items, rounds, snapshots) {
     { class: "page" },
     crumb(),
     h("h1", {}, run.spec.name, " ", badge(run.status)),
-    h("p", { class: "reason" }, run.reason, run.reason && " · ", "since ", when(run.since)),
+    h("p", { class: "reason" }, why(run), why(run) && " · ", "since ", when(run.since)),
     h("div", {}, run.changes.map((change) => h("p", { class: "muted" }, changed(change)))),
     h("div", {}, run.warnings.map((warning) => h("p", { class: "muted" }, warning))),
     h("div", {}, run.alarms.map((alarm) => h("p", { class: "alarm", role: "alert" }, h("strong", {}, "⚠ Alarm: "), alarm))),
@@ -119,7 +122,7 @@ function facts(run, items, members) {
   const rows = [
     ["Held-out loss", last ? last.values.heldout_loss.toFixed(3) : "–", last ? `at step ${count(last.step)}` : "not measured yet"],
     ["Sent per step", rates.length ? bytes(Math.max(...rates)) : "–", "by the site that sends most"],
-    ["Less than DDP", least ? times(least) : "–", "2 bytes per parameter, one way"],
+    ["vs DDP", least ? against(least) : "–", "2 bytes per parameter, one way"],
     ["Tokens", tokens ? count(tokens) : "–", "over all sites"],
     ["Task", task, `created ${new Date(run.created_at).toLocaleString()}`],
     ["Learning rate", String(lr), "at its peak"],
@@ -129,7 +132,8 @@ function facts(run, items, members) {
     h("div", {}, h("dt", {}, name), h("dd", {}, value), h("dd", { class: "muted" }, note))));
 }
 
-const times = (ratio) => `${ratio < 100 ? ratio.toPrecision(2) : count(Math.round(ratio))}×`;
+// What a site sends as a part or a multiple of what DDP would send, as `isthmus run show` has it.
+const against = (ratio) => (ratio >= 1 ? `1/${ratio.toFixed(0)}` : `${(1 / ratio).toFixed(0)}x`);
 
 function lossPart(run, items) {
   const losses = items.filter(({ values }) => typeof (values.loss ?? values.heldout_loss) === "number");
@@ -168,7 +172,7 @@ function memberColumns(run) {
     ["Up", (member) => bytes(member.up.sum), "number"],
     ["Down / step", (member) => bytes(member.down.perStep), "number"],
     ["Down", (member) => bytes(member.down.sum), "number"],
-    ["Less than DDP", (member) => (member.compression === null ? null : times(member.compression)), "number"],
+    ["vs DDP", (member) => (member.compression === null ? null : against(member.compression)), "number"],
     ["Waiting", (member) => percent(member.waitShare), "number"],
     ["Digest", (member) => member.digest && [code(member.digest.slice(0, 12), member.digest), " ", mark(member)]],
   ];

@@ -34,6 +34,23 @@ def isthmus(coordinator, tmp_path) -> Isthmus:
     return run
 
 
+@pytest.fixture
+def first_line(coordinator, tmp_path) -> Callable[..., str]:
+    """What the command says first, which is then ended."""
+
+    def run(*words: str) -> str:
+        environment = os.environ | {"ISTHMUS_COORDINATOR": coordinator.url, "ISTHMUS_TOKEN": coordinator.token("admin")}
+        with subprocess.Popen(
+            [BIN, *words], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            process.terminate()
+        return line
+
+    return run
+
+
 def write_spec(folder: Path, **values: object) -> str:
     path = folder / "run.json"
     path.write_text(json.dumps({"name": "cli", "task": "nothing", "steps": 10, **values}))
@@ -173,12 +190,14 @@ def test_create_show_stop_and_delete(isthmus, tmp_path):
     assert created["id"] not in isthmus("run", "list").stdout
 
 
-def test_pause_resume_and_members(isthmus, coordinator):
+def test_pause_resume_and_members(isthmus, first_line, coordinator):
     run = RunByHand(coordinator, ("west",) * 2, steps=10)
     second = run.sites[1]
     for site in run.sites:
         site.beat()
-    assert "paused" in isthmus("run", "pause", run.id).stdout
+    goes_on = "`isthmus run resume` goes on; region west: step 1, waiting for 2 of 2 sites: "
+    assert f"{run.id}: paused, step 0 of 10; {goes_on}" in isthmus("run", "pause", run.id).stdout
+    assert f"step 0/10  paused: {goes_on}" in first_line("run", "watch", run.id)
     assert json.loads(isthmus("run", "resume", run.id, "--json").stdout)["status"] == "running"
     second.agent.leave(second.name)
     report = json.loads(isthmus("run", "show", run.id, "--json").stdout)["report"]
@@ -194,6 +213,10 @@ def test_pause_resume_and_members(isthmus, coordinator):
         f"isthmus: site {second.name} cannot be added: site {second.name} is left",
     )
     assert isthmus("run", "stop", run.id).returncode == 0
+    shown = isthmus("run", "show", run.id)
+    report = json.loads(isthmus("run", "show", run.id, "--json").stdout)["report"]
+    assert report["digests_equal"] is None
+    assert "DIFFER" not in shown.stdout
 
 
 def test_a_reason_that_looks_like_markup_is_shown_as_it_is(isthmus, coordinator):

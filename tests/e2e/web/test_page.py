@@ -109,8 +109,10 @@ def test_a_run_shows_what_is_in_force_its_snapshots_and_what_restarts_add_up_to(
     site.contribute(1, wait=20)
     site.announce(1, 0, run.parameters.tobytes())
     wait_until(lambda: run.admin.snapshots(run.id).items, "the snapshot")
-    for sent in (4_000_000, 3_000_000):
-        site.ranks.add_metrics(run.id, site.name, [MetricPoint(step=1, values={"bytes_up": sent})])
+    for step, sent in ((0, 1_000_000), (1, 4_000_000), (1, 3_000_000)):
+        values = {"bytes_up": sent, "ddp_bytes_per_step": 1_000_000}
+        site.ranks.add_metrics(run.id, site.name, [MetricPoint(step=step, values=values)])
+    run.admin.pause_run(run.id)
 
     document = browse(f"{coordinator.url}/#/runs/{run.id}?token={coordinator.token('observer')}")
 
@@ -120,7 +122,10 @@ def test_a_run_shows_what_is_in_force_its_snapshots_and_what_restarts_add_up_to(
     assert "from step 2 on: lr 0.375, k 17, every 4" in document
     assert "from step 3 on: k 19" in document
     assert f"{run.id}/1" in re.search(r"Snapshots</h2>.*", document, re.S).group()
-    assert "7.00 MB" in re.search(rf'<tr data-row="{site.name}">.*?</tr>', document, re.S).group()
+    row = re.search(rf'<tr data-row="{site.name}">.*?</tr>', document, re.S).group()
+    assert "7.00 MB" in row
+    assert ">3x<" in row
+    assert 'class="reason">`isthmus run resume` goes on; ' in document
     run.admin.stop_run(run.id)
 
 
