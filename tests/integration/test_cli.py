@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from api.schemas import MetricPoint
 from api.specs import OuterSpec, RoundsSpec, SnapshotsSpec
 from tests.conftest import wait_until
 from tests.contract.by_hand import RunByHand
@@ -178,6 +179,18 @@ def test_snapshots_are_made_listed_and_exported(isthmus, coordinator, tmp_path):
     site.beat(site.failed())
     ended = isthmus("run", "snapshot", run.id)
     assert "stopped" in ended.stderr
+
+
+def test_what_a_site_sent_before_it_started_again_counts(isthmus, first_line, coordinator):
+    run = RunByHand(coordinator, ("west",))
+    (site,) = run.sites
+    site.contribute(1, wait=20)
+    for sent in (4_000_000, 3_000_000):
+        site.ranks.add_metrics(run.id, site.name, [MetricPoint(step=1, values={"bytes_up": sent})])
+    assert first_line("run", "watch", run.id) == "step 1/3  sent 7.0 MB\n"
+    report = json.loads(isthmus("run", "show", run.id, "--json").stdout)["report"]
+    assert [site["bytes_up"] for site in report["sites"] + report["regions"]] == [7_000_000] * 2
+    run.admin.stop_run(run.id)
 
 
 def test_create_show_stop_and_delete(isthmus, tmp_path):
