@@ -323,7 +323,9 @@ class Snapshot(Message):
     number: int
     step: Step
     manifest: Digest = Field(description="a blob of JSON that names all others")
-    positions: dict[Name, Position] = Field(description="the place in each region's log")
+    positions: dict[Name, Position] = Field(
+        description="the place in the logs that lead to these parameters, by region"
+    )
 
 
 class SnapshotPage(Message):

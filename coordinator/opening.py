@@ -95,12 +95,31 @@ def _outer_opened(state: RunState, live: set[str]) -> RunState:
         every=schedule.every_at(step),
         weights={name: _tokens(state, name) for name in sorted(live)},
         participants=frozenset(state.live()),
+        following=_following(state, live, schedule.due(step)),
         fragments=_fragments(state, schedule.due(step)),
     )
     for name, region in state.regions.items():
-        round_ = region.round if name in live else None
-        state = with_region(state, name, round=round_, tokens=region.ahead, ahead=0)
+        if name in live:
+            state = with_region(state, name, tokens=region.ahead, ahead=0)
+        else:
+            state = with_region(state, name, round=None, ahead=0)
     return with_(state, outer=outer)
+
+
+def _following(state: RunState, live: set[str], due: tuple[int, ...]) -> frozenset[str]:
+    """Regions that are away and have not moved since the last anchors, or were away last time, too.
+
+    So whoever comes back enters the log at the new anchors. What a region without rounds did is in no log.
+    """
+    if len(due) < len(state.anchors):
+        return frozenset()
+    absent = {name: region for name, region in state.regions.items() if name not in live}
+    still = {name for name, region in absent.items() if state.has_rounds and _holds_the_anchors(region)}
+    return frozenset(still | {name for name, region in absent.items() if region.apart})
+
+
+def _holds_the_anchors(region: Region) -> bool:
+    return region.unchanged <= (0 if region.resume is None else region.resume.position.seq)
 
 
 def _fragments(state: RunState, due: tuple[int, ...]) -> dict[int, FragmentRound]:

@@ -146,7 +146,10 @@ def averaged(event: Averaged, state: RunState, now: datetime) -> Transition:
     if region_copies(state, fragment) != event.copies:
         return Transition(state)
     state = _with_rejected(state, event, fragment)
-    done = fragment.model_copy(update={"anchor": event.anchor, "shares": _shares(event, fragment, outer)})
+    assert state.start is not None
+    before = None if fragment.buffers else state.anchors[event.fragment] or state.start.parameters
+    came = {"anchor": event.anchor, "shares": _shares(event, fragment, outer), "before": before}
+    done = fragment.model_copy(update=came | {"kept": _kept(state, event, fragment, outer)})
     state = _with_fragment(state, event.fragment, done)
     if fragment.buffers:
         return Transition(with_(state, buffers=event.anchor))
@@ -164,6 +167,16 @@ def _shares(event: Averaged, fragment: FragmentRound, outer: OuterRound) -> tupl
             weight = outer.weights[name]
             shares.append(Share(region=name, copies=tuple(good), uploads=tuple(good.values()), weight=weight))
     return tuple(shares)
+
+
+def _kept(state: RunState, event: Averaged, fragment: FragmentRound, outer: OuterRound) -> frozenset[str]:
+    """Regions without copies keep what they have; those whose copies are not finite do not.
+
+    Nobody does after the last step.
+    """
+    if fragment.buffers or outer.step == state.spec.steps:
+        return frozenset()
+    return frozenset(state.regions.keys() - event.copies.keys() - outer.following)
 
 
 def anchored(state: RunState) -> Transition:
@@ -235,6 +248,8 @@ def _outer_finished(state: RunState) -> Transition:
         weights=outer.weights,
         distinct=sum(fragment.distinct for fragment in outer.fragments.values() if not fragment.buffers),
     )
+    for name in state.regions:
+        state = _kept_by(state, outer, name)
     state = with_(state, outer=None, outer_rounds=outer.number, outer_step=outer.step)
     if _are_all_parameters(state, outer):
         state = behind_outer_round(_with_entrances(state, outer), outer.ends)
@@ -244,15 +259,29 @@ def _outer_finished(state: RunState) -> Transition:
     return done
 
 
+def _kept_by(state: RunState, outer: OuterRound, name: str) -> RunState:
+    """What a region did that was in no mean counts next time, if it has kept it."""
+    region, fragments = state.regions[name], outer.fragments.values()
+    apart = any(name in fragment.kept for fragment in fragments)
+    if any(name in fragment.averaged for fragment in fragments):
+        return with_region(state, name, apart=apart)
+    if apart:
+        return with_region(state, name, apart=True, tokens=region.tokens + outer.weights.get(name, 0))
+    return with_region(state, name, apart=False, tokens=region.tokens if name in outer.weights else 0)
+
+
 def _are_all_parameters(state: RunState, outer: OuterRound) -> bool:
-    """Whether whoever has applied the log to here holds the anchors and nothing else."""
+    """Whether whoever has applied the log to here holds the anchors and nothing else, but for regions apart."""
     if not state.has_rounds:
         return None not in state.anchors
     return outer.step == outer.ends and outer.fragments.keys() >= set(range(len(state.anchors)))
 
 
 def _with_entrances(state: RunState, outer: OuterRound) -> RunState:
+    """A region apart keeps the one before: whoever enters it is to hold what its sites hold."""
     for name, region in state.regions.items():
+        if state.has_rounds and region.apart:
+            continue
         assert region.head is not None
         resume = Resume(
             position=region.head,

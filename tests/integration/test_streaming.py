@@ -108,5 +108,38 @@ def test_a_site_that_is_killed_between_a_copy_and_its_anchor_comes_back(
     assert [header["outer_round"] for header in anchors if header["kind"] == "anchor"] == [*numbers, numbers[-1]]
 
 
-def member_of(run: Run) -> MemberView:
-    return next(member for member in run.members if member.site == "stream-b")
+@pytest.mark.slow
+@pytest.mark.parametrize("outer", [{"codec": "int8"}, STREAMING], ids=["int8", "streaming"])
+def test_a_region_that_misses_an_outer_round_keeps_what_it_did(
+    agents: Agents, tmp_path: Path, outer: dict[str, Any]
+) -> None:
+    """Its ranks die after step 7, when the others have come to the next outer round: new ones have it from the log."""
+    missed, ends = (9, 11) if outer is STREAMING else (12, 12)
+    params = {"holding": {"stream-c": 8, "stream-a": ends + 1, "stream-b": ends + 1}}
+    started = begun(agents, tmp_path, list(SITES), outer, steps=20, params=params)
+    wait_until((tmp_path / "held-stream-c").exists, "the region to be held")
+    agents.until(started, lambda now: step_of(now, "west") == ends, "the others to wait")
+    for process in agents.ranks("stream-c"):
+        process.kill()
+    (tmp_path / "go-stream-c").touch()
+    agents.until(started, lambda now: member_of(now, "stream-c").attempt == 2, "another attempt")
+    agents.until(started, lambda now: member_of(now, "stream-c").condition == "active", "a return")
+    for site in ("stream-a", "stream-b"):
+        (tmp_path / f"go-{site}").touch()
+    run = ended(agents, started)
+    weights = {one.step: one.weights for one in agents.client.outer_rounds(run.id)}
+    assert weights[missed].keys() == {"west"}
+    after = min(step for step in weights if step > missed)
+    steps = {"east": 1 + after - ends, "west": after - missed}
+    each = weights[after]["west"] // steps["west"] // 2
+    assert weights[after] == {"east": each * steps["east"], "west": 2 * each * steps["west"]}
+    kept = [place for place in check(agents, run)["east"] if place.get("before") is not None]
+    assert places(kept) == [(fragment, missed, ends) for fragment in ([0] if outer is STREAMING else [0, 1])]
+
+
+def step_of(run: Run, name: str) -> int:
+    return next(region.step for region in run.regions if region.name == name)
+
+
+def member_of(run: Run, site: str = "stream-b") -> MemberView:
+    return next(member for member in run.members if member.site == site)

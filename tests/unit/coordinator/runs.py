@@ -113,6 +113,12 @@ class Driver:
         """Of sites of regions without rounds: attempt, seat, number of the outer round, tokens."""
         self.closed = set()
         self.summaries = []
+        self.had_copies = {}
+        """The regions with copies that counted, by outer round and fragment."""
+        self.counted = defaultdict(int)
+        """Of each region: the step up to which its tokens have come into a mean, or are lost."""
+        self.opened_with = set()
+        """The regions that were there when the last outer round opened."""
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -148,6 +154,8 @@ class Driver:
         """Notes what was taken in; a second answer of a site to one step would show here."""
         if isinstance(event, Arrived):
             self._book_arrival(event, before)
+        if isinstance(event, Averaged):
+            self._book_mean(event, before)
         if not isinstance(event, Contributed | Abstained | Refused):
             return
         place = event.region, event.step
@@ -179,6 +187,12 @@ class Driver:
         if next_one and self.arrivals.get(event.site, ())[:3] != (*ranks, event.number):
             self.arrivals[event.site] = (*ranks, event.number, event.tokens)
 
+    def _book_mean(self, event, before):
+        if before.outer is None or before.outer.number != event.number or before.outer.fragments[event.fragment].anchor:
+            return
+        if self.state.outer is None or self.state.outer.fragments[event.fragment].anchor is not None:
+            self.had_copies[event.number, event.fragment] = set(event.copies)
+
     # --- what holds after any event -----------------------------------------------------------------------------------
 
     def _check(self, before, done):
@@ -195,6 +209,8 @@ class Driver:
             self._check_opening()
         if done.outer_round is not None:
             self.summaries.append(done.outer_round)
+            for name in state.regions:
+                self._book_tokens(name)
         for name, region in state.regions.items():
             self._check_region(before.regions.get(name), name, region)
         for site, member in state.members.items():
@@ -206,12 +222,24 @@ class Driver:
     def _check_opening(self):
         """Everybody who is live is there; without rounds they have said so themselves, and on how many tokens."""
         state = self.state
+        self.opened_with = set(state.outer.weights)
         assert state.outer.participants == set(self.live())
         assert set(state.outer.weights) == {self.region_of(site) for site in self.live()}
         for site in self.live() if self.spec.exchange == "none" else ():
             attempt, seat, number, tokens = self.arrivals[site]
             assert (attempt, seat, number) == (self.attempt(site), self.member(site).seat, state.outer.number)
             assert state.outer.weights[self.region_of(site)] == tokens
+
+    def _book_tokens(self, name):
+        """At the end of an outer round: what was in no mean counts next time, if the region has kept it."""
+        number = len(self.summaries)
+        ours = [line for line in self.logs[name] if line["kind"] == "anchor" and line["outer_round"] == number]
+        ours = [line for line in ours if line["fragment"] < self.spec.outer.fragments]
+        in_mean = any(name in {part["region"] for part in line["participants"]} for line in ours)
+        if not in_mean and any(line["before"] is not None for line in ours):
+            return
+        there = in_mean or name in self.opened_with
+        self.counted[name] = ours[0]["taken_after"] if there else ours[0]["step"]
 
     def _check_kept(self):
         """What was accepted is in the entry of its step, or in the round that is open (A1)."""
@@ -243,7 +271,9 @@ class Driver:
         jumped = region.step > step and last["kind"] == "anchor"
         assert 0 <= region.step - step <= 1 or jumped
         assert region.step <= self.spec.steps
-        assert region.tokens == self.tokens_since(name, self.state.outer_rounds + (self.state.outer is not None))
+        copied = self.state.outer is not None and name in self.state.outer.weights
+        since = self.outer_turns()[self.state.outer_rounds][0] if copied else self.counted[name]
+        assert region.tokens == self.tokens_between(name, since, self.spec.steps)
         assert region.unchanged == max((line["seq"] for line in log if line["kind"] != "change"), default=0)
         assert region.changes == sum(line["kind"] == "change" for line in log)
         assert region.head == (Position(seq=len(log) - 1, hash=entry_hash(log[-1])) if log else None)
@@ -258,6 +288,7 @@ class Driver:
             assert by_fragment == list(enumerate([*region.resume.anchors, *buffers]))
             if self.spec.exchange == "demo":
                 assert {line["taken_after"] for line in ours.values()} == {entry["step"]}
+                assert {line.get("before") for line in ours.values()} == {None}, "its sites hold something else"
             assert (region.resume.step, region.resume.outer_step) == (entry["step"], entry["taken_after"])
             assert region.resume.in_force.model_dump() == self.settings_at(region.resume.step)
             assert region.resume.outer_round == entry["outer_round"]
@@ -269,7 +300,11 @@ class Driver:
         assert numbers == sorted(set(numbers))
         assert len(numbers) <= self.spec.snapshots.keep
         for snapshot in state.snapshots:
-            position = snapshot.contents.positions[name]
+            position = snapshot.contents.positions.get(name)
+            if position is None:
+                missed = [line for line in log if line.get("outer_round") == snapshot.contents.rounds]
+                assert any(line.get("before") is not None for line in missed)
+                continue
             assert entry_hash(log[position.seq]) == position.hash
             assert log[position.seq]["step"] == snapshot.contents.step
             assert position.seq <= state.regions[name].resume.position.seq
@@ -363,13 +398,14 @@ class Driver:
             weights = {part["region"]: part["weight"] for part in header["participants"]}
             assert weights
             self._check_anchor(header, weights)
+            self._check_left_out(region, header)
             others = [[line for line in self.logs[name] if line["kind"] == "anchor"] for name in self.state.regions]
             seen = [(line["outer_round"], line["fragment"]) for line in log if line["kind"] == "anchor"]
             assert len(set(seen)) == len(seen)
             place = len(seen) - 1
             for own in others:
                 if len(own) > place:
-                    ignored = ("seq", "previous")
+                    ignored = ("seq", "previous", "before")
                     assert {key: value for key, value in own[place].items() if key not in ignored} == {
                         key: value for key, value in header.items() if key not in ignored
                     }
@@ -382,13 +418,47 @@ class Driver:
         assert header["every"] == self.settings_at(step)["every"]
         assert header["fragment"] in fragments
         if self.spec.exchange != "none":
-            since = {name: self.tokens_since(name, number - 1) - self.tokens_since(name, number) for name in weights}
+            since = {name: self.tokens_between(name, self.counted[name], step) for name in weights}
             assert weights == since
 
-    def tokens_since(self, region, number):
-        """That a region was trained on since it had its copies for an outer round."""
-        after = [0, *(step for step, _ in self.outer_turns())][number]
-        return sum(tokens for step, tokens in self.tokens[region] if step > after)
+    def _check_left_out(self, region, header):
+        """A region that was not in the mean moves with the anchor.
+
+        It takes it as it is after the last step, or if its own copies were refused, or if it was away and holds the
+        anchors, or was left out before, too.
+        """
+        number, fragment = header["outer_round"], header["fragment"]
+        if fragment == self.spec.outer.fragments or region in {part["region"] for part in header["participants"]}:
+            assert "before" not in header
+            return
+        anchors = [line for line in self.logs[region][:-1] if line["kind"] == "anchor"]
+        last = [line for line in anchors if line["outer_round"] == number - 1]
+        together = len(self.outer_turns()[number - 1][1]) >= self.spec.outer.fragments
+        again = any(line.get("before") is not None for line in last)
+        again = region not in self.opened_with and (again or self._holds_the_anchors(region, number))
+        refused = region in self.had_copies[number, fragment]
+        if refused or header["taken_after"] == self.spec.steps or (again and together):
+            assert header["before"] is None
+            return
+        earlier = [line["digest"] for line in anchors if line["fragment"] == fragment]
+        assert header["before"] == (earlier[-1] if earlier else self.start.parameters)
+
+    def _holds_the_anchors(self, region, number):
+        """Whether its log ended, before this outer round, with anchors that are all parameters."""
+        log = [line for line in self.logs[region] if line["kind"] != "change" and line.get("outer_round") != number]
+        if self.spec.exchange == "none" or log[-1]["kind"] != "anchor":
+            return self.spec.exchange != "none" and log[-1]["kind"] == "start"
+        last = [line for line in log if line.get("outer_round") == log[-1]["outer_round"]]
+        delayed = log[-1]["taken_after"] < log[-1]["step"]
+        return (
+            not delayed
+            and all(line.get("before") is None for line in last)
+            and {line["fragment"] for line in last} >= set(range(self.spec.outer.fragments))
+        )
+
+    def tokens_between(self, region, after, until):
+        """That a region was trained on in these steps."""
+        return sum(tokens for step, tokens in self.tokens[region] if after < step <= until)
 
     def _check_change(self, region, header):
         """It comes right before the step is opened, or a later one if the region was taken along; or, without rounds,
