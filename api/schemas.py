@@ -305,6 +305,7 @@ class OuterRound(Message):
     )
     weights: dict[str, int] = Field(description="tokens by region")
     distinct: int = Field(description="distinct copies that were averaged, over all fragments")
+    late: list[Name] = Field(default=[], description="sites that were there, but not in time (outer.deadline_s)")
 
 
 # --- snapshots --------------------------------------------------------------------------------------------------------

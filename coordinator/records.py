@@ -221,7 +221,8 @@ class OuterRound(Record):
     `every` is H at `step`.
     `weights`, tokens by region, are those of `step` (A12), of regions that had a live member at the opening. Only
     `participants` are averaged: who was live then, and has kept its ranks since. `following`: regions that were away
-    and take the anchors as they are.
+    and take the anchors as they are. `late`: sites that were waited for until the deadline, which counts from the first
+    announcement, `announced_at`.
     """
 
     number: int
@@ -231,6 +232,8 @@ class OuterRound(Record):
     weights: dict[str, int]
     participants: frozenset[str]
     following: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
+    announced_at: datetime | None = None
     fragments: dict[int, FragmentRound]
 
     def held_in(self, region: str) -> bool:
@@ -302,6 +305,7 @@ class RunState(Record):
 
     Attributes:
         outer_step: the step that the last outer round that is complete followed.
+        met_at: when the first region came to the next one, if that has not opened and the spec has a deadline for it.
         changes: of settings, by the step from which on they hold.
         paused_because: why the run was paused, if nobody has asked for that.
         storage_full: pending work is left alone until the run is resumed.
@@ -326,6 +330,7 @@ class RunState(Record):
     outer: OuterRound | None = None
     outer_rounds: int = 0
     outer_step: int = 0
+    met_at: datetime | None = None
     anchors: tuple[str | None, ...] = ()
     momenta: tuple[str | None, ...] = ()
     final_stored: bool = False

@@ -39,11 +39,11 @@ def begun(agents: Agents, folder: Path, sites: list[str], outer: dict[str, Any],
     return agents.run("linear", sites, folder, params, **{"steps": 14, "outer": outer_spec} | spec)
 
 
-def ended(agents: Agents, run: Run) -> Run:
+def ended(agents: Agents, run: Run, *alarms: str) -> Run:
     """With equal digests at all sites, and at the end of the log of every region."""
     run = agents.end(run)
     assert run.status == "succeeded", run.reason
-    assert run.alarms == []
+    assert run.alarms == list(alarms)
     assert len({member.digest for member in run.members}) == 1
     regions = [region.name for region in run.regions]
     report = compared(run, [rebuild(agents.client, run, name, None, lambda *_: None) for name in regions])
@@ -135,6 +135,24 @@ def test_a_region_that_misses_an_outer_round_keeps_what_it_did(
     assert weights[after] == {"east": each * steps["east"], "west": 2 * each * steps["west"]}
     kept = [place for place in check(agents, run)["east"] if place.get("before") is not None]
     assert places(kept) == [(fragment, missed, ends) for fragment in ([0] if outer is STREAMING else [0, 1])]
+
+
+@pytest.mark.slow
+def test_a_site_that_is_late_for_an_outer_round_keeps_what_it_did(agents: Agents, tmp_path: Path) -> None:
+    """It holds before step 5; the others go on 8 s after they have come to step 6."""
+    regions = {"p": ["stream-a"], "q": ["stream-b"], "r": ["stream-c"]}
+    outer = {"every": 3, "deadline_s": 8}
+    params = {"holding": {"stream-c": 5}}
+    spec = {"exchange": "none", "regions": regions, "steps": 12}
+    started = begun(agents, tmp_path, list(SITES), outer, params=params, **spec)
+    agents.until(started, lambda now: now.outer_rounds == 2, "the others to go on")
+    (tmp_path / "go-stream-c").touch()
+    run = ended(agents, started, "site stream-c was late for an outer round, which went on without it: number 2")
+    rounds = agents.client.outer_rounds(run.id)
+    assert [one.late for one in rounds] == [[], ["stream-c"], [], []]
+    assert rounds[2].weights["r"] == 2 * rounds[2].weights["p"] == 2 * rounds[3].weights["r"]
+    kept = [header for header, _ in read_log(agents.client, run.id, "r") if header.get("before") is not None]
+    assert places(kept) == [(0, 6, 6), (1, 6, 6)]
 
 
 def step_of(run: Run, name: str) -> int:
