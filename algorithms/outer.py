@@ -16,6 +16,7 @@ __all__ = [
     "nesterov",
     "outer_update",
     "pseudo_gradient",
+    "shifted",
     "weighted_mean",
 ]
 
@@ -115,6 +116,17 @@ def delayed_anchor(
     _check_sizes(anchor, now, taken)
     scaled = (now - taken) * np.float32(mix)
     return np.where(scaled == 0, anchor, anchor + scaled)
+
+
+def shifted(now: NDArray[np.float32], anchor: NDArray[np.float32], before: NDArray[np.float32]) -> NDArray[np.float32]:
+    """`now + (anchor - before)`, (n,): what was not in the mean, moved as the anchor has moved from `before` on (A12).
+
+    One rounding per operation. What was the anchor is the new one, bit for bit; and where the anchor has not moved,
+    nothing does. Raises ValueError if sizes differ.
+    """
+    _check_sizes(now, anchor, before)
+    moved = np.where(anchor == before, now, now + (anchor - before))
+    return np.where(now == before, anchor, moved)
 
 
 def _check_sizes(*arrays: NDArray[np.float32] | NDArray[np.float64]) -> None:

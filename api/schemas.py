@@ -306,6 +306,7 @@ class OuterRound(Message):
     )
     weights: dict[str, int] = Field(description="tokens by region")
     distinct: int = Field(description="distinct copies that were averaged, over all fragments")
+    late: list[Name] = Field(default=[], description="sites that were there, but not in time (outer.deadline_s)")
 
 
 # --- snapshots --------------------------------------------------------------------------------------------------------
@@ -324,7 +325,9 @@ class Snapshot(Message):
     number: int
     step: Step
     manifest: Digest = Field(description="a blob of JSON that names all others")
-    positions: dict[Name, Position] = Field(description="the place in each region's log")
+    positions: dict[Name, Position] = Field(
+        description="the place in the logs that lead to these parameters, by region"
+    )
 
 
 class SnapshotPage(Message):

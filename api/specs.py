@@ -187,6 +187,13 @@ class OuterSpec(Specification):
     mix: float = Field(
         default=1.0, ge=0, le=1, description="with delay: the share of these steps that is kept on top of the anchor"
     )
+    deadline_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=86_400,
+        description="seconds for which regions that have come to an outer round wait for others; and then, from the "
+        "first announcement on, for their copies; default: until the leases of their sites end",
+    )
     codec: OuterCodec = Field(
         default="fp32",
         description="how a copy is uploaded: fp32: as it is; others: how far it is from the anchor, as bf16, int8, or "

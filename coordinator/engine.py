@@ -27,8 +27,9 @@ from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
 from coordinator.news import News, concern_agents
-from coordinator.outer_events import buffer_copies, region_copies
+from coordinator.outer_events import buffer_copies
 from coordinator.outer_rounds import Copies, outer_step
+from coordinator.quorum import region_copies
 from coordinator.recent import Recent, Update
 from coordinator.records import RunState, Start
 from coordinator.snapshots import manifest

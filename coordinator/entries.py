@@ -91,9 +91,12 @@ def anchor_header(region: Region, outer: OuterRound, number: int) -> Header:
 
     H at that step, `every`, tells a region that was taken along of which fragments the outer round is.
     The mean of several copies has no digest: then `digest` of the region is null, and `copies` lists theirs. `uploads`
-    are the blobs that they were encoded as, in the same order, if they were.
+    are the blobs that they were encoded as, in the same order, if they were. `before` is in the log of a region that
+    was not in the mean: the anchor before this one, if its parameters move by the difference; null, if they become it.
     """
     fragment = outer.fragments[number]
+    takes_the_mean = fragment.buffers or region.name in fragment.averaged
+    moves = {} if takes_the_mean else {"before": fragment.before if region.name in fragment.kept else None}
     return _common("anchor", region) | {
         "outer_round": outer.number,
         "taken_after": outer.step,
@@ -102,6 +105,7 @@ def anchor_header(region: Region, outer: OuterRound, number: int) -> Header:
         "generation": outer.number,
         "digest": fragment.anchor,
         "participants": [_participant(share) for share in fragment.shares],
+        **moves,
     }
 
 

@@ -18,8 +18,7 @@ from coordinator.events import Abstained, Announced, Arrived, Contributed
 from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
-from coordinator.outer_events import region_copies
-from coordinator.quorum import all_announced, remaining
+from coordinator.quorum import all_announced, region_copies, remaining
 from coordinator.recent import Recent
 from coordinator.records import RunState
 from coordinator.store import Store

@@ -11,12 +11,13 @@ from coordinator.changes import changed
 from coordinator.entries import anchor_header
 from coordinator.events import Announced, Arrived, Averaged
 from coordinator.in_force import in_force_at
-from coordinator.quorum import agreed_copies, all_announced, remaining
+from coordinator.opening import late_regions
+from coordinator.quorum import all_announced, outer_closes_at, region_copies, remaining, timely
 from coordinator.records import Arrival, FragmentRound, OuterRound, RunState, Share
 from coordinator.snapshots import behind_outer_round
 from coordinator.transitions import Transition, append, going_on, ranks_of, with_, with_member, with_region
 
-__all__ = ["anchored", "announced", "arrived", "averaged", "buffer_copies", "region_copies", "with_alarms"]
+__all__ = ["anchored", "announced", "arrived", "averaged", "buffer_copies", "closed", "with_alarms"]
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ def announced(event: Announced, state: RunState, now: datetime) -> Transition:
         return Transition(state)
     if state.spec.outer is None:
         raise ConflictError("outer_round_not_open", f"run {state.id} has no outer rounds; its spec has no `outer`")
-    outer = state.outer
+    outer, deadline_s = state.outer, state.spec.outer.deadline_s
     if outer is None or outer.number != event.number:
         raise ConflictError(
             "outer_round_not_open",
@@ -55,8 +56,8 @@ def announced(event: Announced, state: RunState, now: datetime) -> Transition:
     if event.site not in outer.participants:
         raise ConflictError(
             "not_a_participant",
-            f"outer round {event.number} goes on without {event.site}, which was not there when it opened, or has lost "
-            "its ranks since: take the anchors from the log",
+            f"outer round {event.number} goes on without {event.site}, which was not there when it opened, was late "
+            "or has lost its ranks since: take the anchors from the log",
         )
     if event.fragment not in outer.fragments:
         due = ", ".join(map(str, outer.fragments))
@@ -69,6 +70,8 @@ def announced(event: Announced, state: RunState, now: datetime) -> Transition:
     copies = {**fragment.copies, event.site: event.digest}
     fragment = _with_upload(fragment, event, state).model_copy(update={"copies": copies})
     state = with_member(state, event.site, away="", benched_until=None)
+    if outer.announced_at is None and deadline_s is not None:
+        state = with_(state, outer=outer.model_copy(update={"announced_at": now}))
     return Transition(_with_fragment(state, event.fragment, fragment))
 
 
@@ -89,16 +92,14 @@ def _with_fragment(state: RunState, index: int, fragment: FragmentRound) -> RunS
     return with_(state, outer=state.outer.model_copy(update={"fragments": fragments}))
 
 
-def region_copies(state: RunState, fragment: FragmentRound) -> dict[str, tuple[str, ...]]:
-    """The digests of which each region's copy is made: one, if most of its participants hold that.
-
-    Regions without participants have none. Buffers are not the same at all sites: there every copy counts.
-    """
-    assert state.outer is not None
-    sites = {name: remaining(state, name) for name in state.outer.weights}
-    if fragment.buffers:
-        return {name: tuple(fragment.copies[site] for site in there) for name, there in sites.items() if there}
-    return {name: agreed_copies(fragment.copies, there) for name, there in sites.items() if there}
+def closed(state: RunState, now: datetime) -> RunState:
+    """At its deadline an outer round goes on with the sites of which all is there that it takes."""
+    outer, deadline = state.outer, outer_closes_at(state)
+    if outer is None or deadline is None or now < deadline:
+        return state
+    there = timely(state)
+    late = outer.late | set(remaining(state)) - there
+    return with_(state, outer=outer.model_copy(update={"participants": frozenset(there), "late": late}))
 
 
 def buffer_copies(state: RunState, fragment: FragmentRound) -> list[tuple[str, int]]:
@@ -113,10 +114,17 @@ def buffer_copies(state: RunState, fragment: FragmentRound) -> list[tuple[str, i
 
 
 def with_alarms(state: RunState) -> RunState:
-    """Sites of one region hold the same parameters bit for bit; the ones that do not are named (A11)."""
+    """Sites of one region hold the same parameters bit for bit; the ones that do not are named (A11).
+
+    So is who was late, once.
+    """
     if state.outer is None:
         return state
     alarms = list(state.alarms)
+    for site in sorted(state.outer.late):
+        start = f"site {site} was late for an outer round"
+        if not any(alarm.startswith(start) for alarm in alarms):
+            alarms.append(f"{start}, which went on without it: number {state.outer.number}")
     for index, fragment in state.outer.fragments.items():
         if fragment.buffers or fragment.anchor is not None or not all_announced(fragment, state):
             continue
@@ -146,7 +154,10 @@ def averaged(event: Averaged, state: RunState, now: datetime) -> Transition:
     if region_copies(state, fragment) != event.copies:
         return Transition(state)
     state = _with_rejected(state, event, fragment)
-    done = fragment.model_copy(update={"anchor": event.anchor, "shares": _shares(event, fragment, outer)})
+    assert state.start is not None
+    before = None if fragment.buffers else state.anchors[event.fragment] or state.start.parameters
+    came = {"anchor": event.anchor, "shares": _shares(event, fragment, outer), "before": before}
+    done = fragment.model_copy(update=came | {"kept": _kept(state, event, fragment, outer)})
     state = _with_fragment(state, event.fragment, done)
     if fragment.buffers:
         return Transition(with_(state, buffers=event.anchor))
@@ -166,24 +177,40 @@ def _shares(event: Averaged, fragment: FragmentRound, outer: OuterRound) -> tupl
     return tuple(shares)
 
 
-def anchored(state: RunState) -> Transition:
+def _kept(state: RunState, event: Averaged, fragment: FragmentRound, outer: OuterRound) -> frozenset[str]:
+    """Regions without copies keep what they have; those whose copies are not finite do not.
+
+    Nobody does after the last step.
+    """
+    if fragment.buffers or outer.step == state.spec.steps:
+        return frozenset()
+    return frozenset(state.regions.keys() - event.copies.keys() - outer.following)
+
+
+def anchored(state: RunState, now: datetime) -> Transition:
     """Anchors that are there go into the log of every region that has reached the step after which they are applied.
 
-    Regions without a live member, or that were without one at the opening, are taken along at the end.
+    Regions without a live member, or that were without one at the opening, are taken along at the end; and, at their
+    deadline, those that are late.
     """
     done = Transition(state)
     if state.outer is None:
         return done
+    late = late_regions(state, now)
     for name in state.regions:
-        done = done.then(_region_anchored(done.state, name))
+        done = done.then(_region_anchored(done.state, name, late))
     return done.then(_outer_finished(done.state))
 
 
-def _region_anchored(state: RunState, name: str) -> Transition:
+def _region_anchored(state: RunState, name: str, late: set[str]) -> Transition:
     outer, done = state.outer, Transition(state)
     assert outer is not None
-    if not _is_at_the_end(state, outer, name) and not _is_taken_along(state, outer, name):
-        return done
+    if not _is_at_the_end(state, outer, name):
+        if not _is_taken_along(state, outer, name, late):
+            return done
+        if name in late:
+            outer = outer.model_copy(update={"late": outer.late | set(state.live(name))})
+            done = Transition(with_(state, outer=outer))
     for number, fragment in outer.fragments.items():
         if fragment.anchor is not None and name not in fragment.logged:
             region = done.state.regions[name].model_copy(update={"step": outer.ends, "round": None})
@@ -199,12 +226,14 @@ def _is_at_the_end(state: RunState, outer: OuterRound, name: str) -> bool:
     return not state.has_rounds or (name in outer.weights and region.step == outer.ends and region.round is None)
 
 
-def _is_taken_along(state: RunState, outer: OuterRound, name: str) -> bool:
+def _is_taken_along(state: RunState, outer: OuterRound, name: str, late: set[str]) -> bool:
     """Whether nobody is there, what was accepted is in the log, and all others are at the end."""
     round_ = state.regions[name].round
-    if (name in outer.weights and state.live(name)) or (round_ is not None and (round_.frozen or round_.answered)):
+    if (name in outer.weights and state.live(name) and name not in late) or (
+        round_ is not None and (round_.frozen or round_.answered)
+    ):
         return False
-    others = [other for other in outer.weights if other != name and state.live(other)]
+    others = [other for other in outer.weights if other != name and state.live(other) and other not in late]
     return bool(others) and all(outer.held_in(other) or state.regions[other].step == outer.ends for other in others)
 
 
@@ -234,8 +263,11 @@ def _outer_finished(state: RunState) -> Transition:
         fragments=list(state.anchors),
         weights=outer.weights,
         distinct=sum(fragment.distinct for fragment in outer.fragments.values() if not fragment.buffers),
+        late=sorted(outer.late),
     )
-    state = with_(state, outer=None, outer_rounds=outer.number, outer_step=outer.step)
+    for name in state.regions:
+        state = _kept_by(state, outer, name)
+    state = with_(state, outer=None, outer_rounds=outer.number, outer_step=outer.step, met_at=None)
     if _are_all_parameters(state, outer):
         state = behind_outer_round(_with_entrances(state, outer), outer.ends)
     done = Transition(state, outer_round=summary)
@@ -244,15 +276,29 @@ def _outer_finished(state: RunState) -> Transition:
     return done
 
 
+def _kept_by(state: RunState, outer: OuterRound, name: str) -> RunState:
+    """What a region did that was in no mean counts next time, if it has kept it."""
+    region, fragments = state.regions[name], outer.fragments.values()
+    apart = any(name in fragment.kept for fragment in fragments)
+    if any(name in fragment.averaged for fragment in fragments):
+        return with_region(state, name, apart=apart)
+    if apart:
+        return with_region(state, name, apart=True, tokens=region.tokens + outer.weights.get(name, 0))
+    return with_region(state, name, apart=False, tokens=region.tokens if name in outer.weights else 0)
+
+
 def _are_all_parameters(state: RunState, outer: OuterRound) -> bool:
-    """Whether whoever has applied the log to here holds the anchors and nothing else."""
+    """Whether whoever has applied the log to here holds the anchors and nothing else, but for regions apart."""
     if not state.has_rounds:
         return None not in state.anchors
     return outer.step == outer.ends and outer.fragments.keys() >= set(range(len(state.anchors)))
 
 
 def _with_entrances(state: RunState, outer: OuterRound) -> RunState:
+    """A region apart keeps the one before: whoever enters it is to hold what its sites hold."""
     for name, region in state.regions.items():
+        if state.has_rounds and region.apart:
+            continue
         assert region.head is not None
         resume = Resume(
             position=region.head,

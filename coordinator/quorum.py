@@ -8,7 +8,17 @@ from statistics import median
 from api.specs import RoundsSpec
 from coordinator.records import FragmentRound, Region, RunState
 
-__all__ = ["agreed_copies", "all_announced", "allowance_s", "closes_at", "may_close", "remaining"]
+__all__ = [
+    "agreed_copies",
+    "all_announced",
+    "allowance_s",
+    "closes_at",
+    "may_close",
+    "outer_closes_at",
+    "region_copies",
+    "remaining",
+    "timely",
+]
 
 DELAYS_KEPT = 8
 _DELAYS_NEEDED = 4
@@ -16,6 +26,8 @@ _UNTIL_THEN_S = 60.0
 _LEAST_S, _MOST_S = 10.0, 600.0
 _DEVIATIONS = 6
 _MARGIN = 1.5
+
+Copies = dict[str, tuple[str, ...]]
 
 
 def allowance_s(delays: Sequence[float], rounds: RoundsSpec) -> float:
@@ -74,3 +86,46 @@ def agreed_copies(copies: Mapping[str, str], members: Collection[str]) -> tuple[
     votes = Counter(copies[site] for site in members)
     (most, count), *_ = votes.most_common(1)
     return (most,) if 2 * count > len(members) else tuple(sorted(votes))
+
+
+# --- outer rounds -----------------------------------------------------------------------------------------------------
+
+
+def region_copies(state: RunState, fragment: FragmentRound, among: Collection[str] | None = None) -> Copies:
+    """The digests of which each region's copy is made: one, if most of its participants hold that.
+
+    Regions without participants have none. Buffers are not the same at all sites: there every copy counts. `among`:
+    these participants only.
+    """
+    assert state.outer is not None
+    sites = {name: remaining(state, name) for name in state.outer.weights}
+    if among is not None:
+        sites = {name: [site for site in there if site in among] for name, there in sites.items()}
+    if fragment.buffers:
+        return {name: tuple(fragment.copies[site] for site in there) for name, there in sites.items() if there}
+    return {name: agreed_copies(fragment.copies, there) for name, there in sites.items() if there}
+
+
+def timely(state: RunState) -> set[str]:
+    """Participants that have announced every fragment that is open, in regions whose copies have been uploaded."""
+    assert state.outer is not None
+    open_ = [fragment for fragment in state.outer.fragments.values() if fragment.anchor is None]
+    there = {site for site in remaining(state) if all(site in fragment.copies for fragment in open_)}
+    for fragment in open_:
+        for region, copies in region_copies(state, fragment, there).items():
+            if not all(fragment.upload(region, copy) for copy in copies):
+                there -= set(remaining(state, region))
+    return there
+
+
+def outer_closes_at(state: RunState) -> datetime | None:
+    """When the outer round goes on without the participants that are late, if at least half of the regions are not."""
+    outer, spec = state.outer, state.spec.outer
+    if outer is None or spec is None or spec.deadline_s is None or outer.announced_at is None:
+        return None
+    waited_for, there = set(remaining(state)), timely(state)
+    regions = ({state.members[site].region for site in sites} for sites in (there, waited_for))
+    least, all_ = (len(names) for names in regions)
+    if waited_for == there or not there or 2 * least < all_:
+        return None
+    return outer.announced_at + timedelta(seconds=spec.deadline_s)

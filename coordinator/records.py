@@ -68,6 +68,7 @@ class Region(Record):
         resume: where the log may be entered instead of at entry 0.
         changes: how many of the run's changes the log has.
         unchanged: the newest entry that is no change; a site that has applied no later one does not know the settings.
+        apart: it was not in the mean of the last outer round and kept what it has: its parameters are not the anchors.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Region(Record):
     resume: Resume | None = None
     changes: int = 0
     unchanged: int = 0
+    apart: bool = False
 
 
 class Missed(Record):
@@ -182,6 +184,7 @@ class FragmentRound(Record):
         stored: those that are blobs.
         encoded: the blobs that others were encoded as, by region and copy.
         anchor, shares: what came of them.
+        before, kept: the anchor before; and the regions that were not in the mean, and move with it (A12).
         logged: the regions in whose logs the anchor is.
         buffers: it is not one of the parameters, but all buffers of the model.
     """
@@ -191,12 +194,19 @@ class FragmentRound(Record):
     encoded: dict[str, dict[str, str]] = Field(default_factory=dict)
     anchor: str | None = None
     shares: tuple[Share, ...] = ()
+    before: str | None = None
+    kept: frozenset[str] = frozenset()
     logged: frozenset[str] = frozenset()
     buffers: bool = False
 
     def upload(self, region: str, copy: str) -> str | None:
         """The blob of a region's copy, if it is there."""
         return copy if copy in self.stored else self.encoded.get(region, {}).get(copy)
+
+    @property
+    def averaged(self) -> set[str]:
+        """The regions that were in the mean."""
+        return {share.region for share in self.shares}
 
     @property
     def distinct(self) -> int:
@@ -210,7 +220,9 @@ class OuterRound(Record):
     `step` is the inner step after which the copies were taken, `ends` the one after which the anchors are applied;
     `every` is H at `step`.
     `weights`, tokens by region, are those of `step` (A12), of regions that had a live member at the opening. Only
-    `participants` are averaged: who was live then, and has kept its ranks since.
+    `participants` are averaged: who was live then, and has kept its ranks since. `following`: regions that were away
+    and take the anchors as they are. `late`: sites that were waited for until the deadline, which counts from the first
+    announcement, `announced_at`.
     """
 
     number: int
@@ -219,6 +231,9 @@ class OuterRound(Record):
     every: int
     weights: dict[str, int]
     participants: frozenset[str]
+    following: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
+    announced_at: datetime | None = None
     fragments: dict[int, FragmentRound]
 
     def held_in(self, region: str) -> bool:
@@ -290,6 +305,7 @@ class RunState(Record):
 
     Attributes:
         outer_step: the step that the last outer round that is complete followed.
+        met_at: when the first region came to the next one, if that has not opened and the spec has a deadline for it.
         changes: of settings, by the step from which on they hold.
         paused_because: why the run was paused, if nobody has asked for that.
         storage_full: pending work is left alone until the run is resumed.
@@ -314,6 +330,7 @@ class RunState(Record):
     outer: OuterRound | None = None
     outer_rounds: int = 0
     outer_step: int = 0
+    met_at: datetime | None = None
     anchors: tuple[str | None, ...] = ()
     momenta: tuple[str | None, ...] = ()
     final_stored: bool = False

@@ -23,7 +23,7 @@ def blobs_of(state: RunState) -> set[str]:
         found |= {state.start.parameters, state.start.buffers}
     if state.outer is not None:
         for fragment in state.outer.fragments.values():
-            found |= {fragment.anchor, *fragment.copies.values(), *fragment.stored}
+            found |= {fragment.anchor, fragment.before, *fragment.copies.values(), *fragment.stored}
             found |= {upload for encoded in fragment.encoded.values() for upload in encoded.values()}
             found |= {upload for share in fragment.shares for upload in share.uploads}
     for region in state.regions.values():
@@ -47,7 +47,7 @@ def blobs_of_contents(contents: Contents) -> set[str]:
 
 def blobs_of_entry(header: Header) -> set[str]:
     """Digests of the blobs that an entry names; its messages are another matter."""
-    fields = {"start": ("parameters", "buffers"), "anchor": ("digest",)}.get(header["kind"], ())
+    fields = {"start": ("parameters", "buffers"), "anchor": ("digest", "before")}.get(header["kind"], ())
     uploads = {upload for line in header.get("participants", ()) for upload in line.get("uploads", ())}
     return uploads | {header[field] for field in fields if header.get(field) is not None}
 

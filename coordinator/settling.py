@@ -9,13 +9,13 @@ from api.schemas import RunStatus
 from coordinator.events import Ticked
 from coordinator.lifecycle import begun
 from coordinator.membership import rejoining
-from coordinator.opening import left_behind, opened
-from coordinator.outer_events import anchored, with_alarms
-from coordinator.quorum import closes_at, may_close
+from coordinator.opening import goes_on_at, left_behind, met, opened
+from coordinator.outer_events import anchored, closed, with_alarms
+from coordinator.quorum import closes_at, may_close, outer_closes_at
 from coordinator.records import Region, RunState
 from coordinator.round_events import emptied, frozen
 from coordinator.snapshots import with_due
-from coordinator.transitions import Transition, in_status, with_member, with_region
+from coordinator.transitions import Transition, in_status, with_, with_member, with_region
 
 __all__ = ["due_at", "settled", "ticked"]
 
@@ -28,6 +28,11 @@ def ticked(event: Ticked, state: RunState, now: datetime) -> Transition:
         if region.round is not None and region.round.first_answer is not None:
             shifted = region.round.model_copy(update={"first_answer": region.round.first_answer + gap})
             state = with_region(state, name, round=shifted)
+    if state.met_at is not None:
+        state = with_(state, met_at=state.met_at + gap)
+    if state.outer is not None and state.outer.announced_at is not None:
+        outer = state.outer.model_copy(update={"announced_at": state.outer.announced_at + gap})
+        state = with_(state, outer=outer)
     for member in state.members.values():
         if member.benched_until is not None:
             state = with_member(state, member.site, benched_until=member.benched_until + gap)
@@ -42,6 +47,7 @@ def due_at(state: RunState) -> datetime | None:
     if not state.going_on:
         return None
     deadlines = [closes_at(state, region) for region in state.regions.values()]
+    deadlines += [goes_on_at(state), outer_closes_at(state)]
     benches = [member.released_at for member in state.members.values()]
     return min((time for time in (*deadlines, *benches) if time is not None), default=None)
 
@@ -84,13 +90,14 @@ def _moved_on(state: RunState, now: datetime) -> Transition:
         region = done.state.regions[name]
         if region.round is not None and not region.round.frozen and may_close(done.state, region, now):
             done = done.then(_round_ended(done.state, region, now))
-    done = done.then(anchored(done.state))
+    done = done.then(Transition(closed(done.state, now)))
+    done = done.then(anchored(done.state, now))
     if done.state.status is RunStatus.RUNNING:
-        for name in left_behind(done.state):
+        for name in left_behind(done.state, now):
             done = done.then(_round_ended(done.state, done.state.regions[name], now))
-        done = done.then(anchored(done.state))
-        done = done.then(opened(done.state))
-    return done.then(Transition(_ended(with_due(with_alarms(done.state)), now)))
+        done = done.then(anchored(done.state, now))
+        done = done.then(opened(done.state, now))
+    return done.then(Transition(_ended(with_due(with_alarms(met(done.state, now))), now)))
 
 
 def _round_ended(state: RunState, region: Region, now: datetime) -> Transition:

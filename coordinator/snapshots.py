@@ -63,7 +63,8 @@ def _is_due(state: RunState, step: int) -> bool:
 def behind_outer_round(state: RunState, step: int) -> RunState:
     """The contents of a snapshot that is wanted, or due, after an outer round of all fragments.
 
-    One that still waits for its manifest stays what it is.
+    One that still waits for its manifest stays what it is. A region apart has no place in it: its log does not lead to
+    the anchors.
     """
     if _is_due(state, step):
         state = with_(state if state.wanted is not None else _wanted(state), last_snapshot_step=step)
@@ -71,7 +72,11 @@ def behind_outer_round(state: RunState, step: int) -> RunState:
         return state
     contents = Contents(
         step=step,
-        positions={name: region.head for name, region in state.regions.items() if region.head is not None},
+        positions={
+            name: region.head
+            for name, region in state.regions.items()
+            if region.head is not None and not (state.has_rounds and region.apart)
+        },
         parameters=tuple(anchor for anchor in state.anchors if anchor is not None),
         buffers=state.buffers,
         rounds=state.outer_rounds,

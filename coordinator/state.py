@@ -15,8 +15,7 @@ from typing import Any
 from api.schemas import RunStatus
 from coordinator import changes, events, lifecycle, membership, outer_events, round_events, settling, snapshots
 from coordinator.events import Event
-from coordinator.outer_events import region_copies
-from coordinator.quorum import all_announced
+from coordinator.quorum import all_announced, region_copies
 from coordinator.records import RunState
 from coordinator.settling import due_at
 from coordinator.transitions import Transition, with_member

@@ -6,8 +6,8 @@ from statistics import median
 
 from api.schemas import Condition, RunStatus
 from coordinator.in_force import outer_schedule
-from coordinator.opening import arrived_at, outer_round_due
-from coordinator.quorum import closes_at, remaining
+from coordinator.opening import arrived_at, goes_on_at, missing_regions, outer_round_due
+from coordinator.quorum import closes_at, outer_closes_at, remaining
 from coordinator.records import FragmentRound, Member, Region, RunState
 
 __all__ = ["reason_of", "waiting_for"]
@@ -65,6 +65,10 @@ def _names(sites: Iterable[str]) -> str:
 
 def _clock(time: datetime) -> str:
     return f"{time:%H:%M:%S} UTC"
+
+
+def _until(deadline: datetime | None) -> str:
+    return f" until {_clock(deadline)}" if deadline else ""
 
 
 def _absent(state: RunState, members: Collection[Member]) -> str:
@@ -126,6 +130,9 @@ def _going_on(state: RunState) -> str:
         open_.append(f"contributions wait: {state.held_back}")
     if state.outer is not None:
         open_.insert(0, _outer(state))
+    if state.has_rounds and (deadline := goes_on_at(state)) is not None:
+        which = f"outer round {state.outer_rounds + 1} goes on"
+        open_.insert(0, f"{which} without {_names(missing_regions(state))} at {_clock(deadline)}")
     if open_:
         return "; ".join(open_)
     if not state.has_rounds and outer_round_due(state, state.spec.steps):
@@ -147,7 +154,11 @@ def _on_their_way(state: RunState) -> str:
     if not live:
         return f"{where}: no site is there: {_absent(state, state.members.values()) or 'add sites'}"
     missing = set(live) - set(arrived_at(state, number))
-    return f"{where}: {len(missing)} of {len(live)} sites on their way: {_names(missing)}" if missing else ""
+    return (
+        f"{where}: {len(missing)} of {len(live)} sites on their way: {_names(missing)}{_until(goes_on_at(state))}"
+        if missing
+        else ""
+    )
 
 
 def _round(state: RunState, region: Region) -> str:
@@ -182,11 +193,11 @@ def _outer(state: RunState) -> str:
     if not sites:
         regions = [member for member in state.members.values() if member.region in outer.weights]
         return f"{where}: none of its participants is there: {_absent(state, regions) or 'add sites'}"
-    missing = set(sites) - fragment.copies.keys()
+    missing, until = set(sites) - fragment.copies.keys(), _until(outer_closes_at(state))
     if missing:
-        return f"{where}: waiting for the digests of {_names(missing)}"
+        return f"{where}: waiting for the digests of {_names(missing)}{until}"
     uploaders = _uploaders(fragment, {site: state.members[site].region for site in sites})
-    return f"{where}: waiting for the copies of {_names(uploaders)}" if uploaders else f"{where}: averaging"
+    return f"{where}: waiting for the copies of {_names(uploaders)}{until}" if uploaders else f"{where}: averaging"
 
 
 def _uploaders(fragment: FragmentRound, regions: Mapping[str, str]) -> set[str]:

@@ -108,7 +108,8 @@ class OuterRounds:
         differing = [rank for rank, (theirs, _) in enumerate(everybody) if theirs != shared]
         if differing:
             raise IsthmusError(f"ranks {differing} of site {self._session.site} hold other parameters than rank 0")
-        self.begun, self._tokens = replica.outer.number, sum(theirs for _, theirs in everybody)
+        carried = self._tokens if replica.apart else 0  # of work that is still there and was in no mean
+        self.begun, self._tokens = replica.outer.number, carried + sum(theirs for _, theirs in everybody)
         self._copies = {fragment: _Copy(digest, self._body(fragment, digest)) for fragment, digest in digests.items()}
 
     def _body(self, fragment: int, digest: str) -> Callable[[], bytes | Source]:
@@ -139,6 +140,7 @@ class OuterRounds:
             digest = copies[header["fragment"]].digest
             self._keep_left(header, digest)
             replica.apply_anchor(header, held=digest)
+        self._tokens = self._tokens if replica.apart else 0
         self.wait_s += time.monotonic() - started
         return not outcome["ended"]
 

@@ -14,7 +14,7 @@ from torch import nn
 from algorithms import DeMo
 from algorithms.codec import digest_arrays, unpack_update
 from algorithms.flat import FlatParameters
-from algorithms.outer import delayed_anchor
+from algorithms.outer import delayed_anchor, shifted
 from algorithms.parts import PART_BYTES, cut, join_parts
 from algorithms.schedule import OuterSchedule
 from algorithms.step_entry import StepEntry
@@ -85,6 +85,8 @@ class Replica:
         self.lr: float | None = None
         """The peak learning rate, since it was changed; that of a step in the log is in its entry."""
         self.outer = Progress(schedule)
+        self.apart = False
+        """Whether the last anchor was made without this region, which has kept what it had."""
         self.anchors: dict[int, Anchor] = {}
         self._taken: dict[int, bytes] = {}
         """Copies of the fragments whose anchors are applied some steps later."""
@@ -220,6 +222,7 @@ class Replica:
         self.position = resume.position
         self._holder.steps = self.step = resume.step
         self._taken.clear()
+        self.apart = False
         self.outer.enter(resume.outer_round, resume.outer_step, resume.in_force.every)
         self._keep_anchors(resume.outer_round, range(len(self._fragments)))
         self._go_on_with(resume.in_force)
@@ -233,8 +236,9 @@ class Replica:
     def apply_anchor(self, header: Header, held: str | None = None) -> None:
         """Takes the new anchor of a fragment, unless the copy that this site holds, of digest `held`, is the same.
 
-        What was done since the copy was taken is kept on top of it, as far as the run's spec says; nothing, in a region
-        that was taken along and has no copy. Buffers become those of the anchor in any case: each rank has others.
+        What was done since the copy was taken is kept on top of it, as far as the run's spec says; nothing, where there
+        is no copy. A region that was not in the mean moves as the anchor does, or takes it as it is, as the entry says.
+        Buffers become those of the anchor in any case: each rank has others.
         """
         self.begin_outer_round()
         self._follow(header, "anchor")
@@ -246,13 +250,17 @@ class Replica:
         taken = self._taken.pop(fragment, None)
         if self.is_buffers(fragment):  # fetched in any case: each rank holds others
             self._take_buffers(header["digest"])
-        elif taken is not None:
+        elif header.get("before") is not None:
+            self._shift(fragment, header["digest"], header["before"])
+        elif taken is not None and "before" not in header:
             blob = nullcontext(_held(taken)) if held == header["digest"] else self._fetch(header["digest"])
             self._take_late(fragment, header["digest"], blob, taken)
         else:
-            if held != header["digest"]:
+            if held != header["digest"] or taken is not None:
                 self._take(self._fragments[fragment], header["digest"])
             self._keep_anchors(header["outer_round"], [fragment])
+        if not self.is_buffers(fragment):
+            self.apart = header.get("before") is not None
         if self._resets and not self.outer.missing:
             self._holder.reset_momentum()
 
@@ -269,6 +277,22 @@ class Replica:
             for one, place, values in self._tensors_in(blob, digest, self._fragments[fragment]):
                 now = self._holder.read_parameters(one)
                 self._holder.write_parameters(one, delayed_anchor(values, now, _floats(taken[place]), self._mix))
+                if self._keeps_anchors:
+                    kept.append(values)
+        if self._keeps_anchors:
+            self.anchors[fragment] = Anchor(self.outer.number, np.concatenate(kept))
+
+    def _shift(self, fragment: int, digest: str, before: str) -> None:
+        """By the difference of two anchors; the one before may be among the parameters of entry 0."""
+        tensors, layout, kept = self._fragments[fragment], self._holder.layout, []
+        with self._fetch(digest) as blob, self._fetch(before) as old:
+            starts = {4 * layout.parameter_count: 4 * layout.offsets[tensors.start], blob.size: 0}
+            if old.size not in starts:
+                raise IsthmusError(f"blob {before} has {old.size} bytes, the anchor after it has {blob.size}")
+            for one, place, values in self._tensors_in(blob, digest, tensors):
+                start = starts[old.size]
+                was = _floats(old.read(start + place.start, start + place.stop))
+                self._holder.write_parameters(one, shifted(self._holder.read_parameters(one), values, was))
                 if self._keeps_anchors:
                     kept.append(values)
         if self._keeps_anchors:

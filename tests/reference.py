@@ -659,6 +659,19 @@ def delayed_anchor(anchor: np.ndarray, now: np.ndarray, taken: np.ndarray, mix: 
     return values
 
 
+def shifted(now: np.ndarray, anchor: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """`now + (anchor - before)`, element by element, each operation rounded to float32 once."""
+    values = np.zeros(len(anchor), np.float32)
+    for place in range(len(anchor)):
+        moved = nearest_float32(Fraction(float(anchor[place])) - Fraction(float(before[place])))
+        values[place] = nearest_float32(Fraction(float(now[place])) + Fraction(float(moved)))
+        if anchor[place] == before[place]:
+            values[place] = now[place]
+        if now[place] == before[place]:
+            values[place] = anchor[place]
+    return values
+
+
 def nearest_float32(number: Fraction) -> np.float32:
     """Correctly rounded, ties to even: float64 first would round twice."""
     guess = np.float32(float(number))
@@ -752,8 +765,10 @@ def replay(
 ) -> dict[str, np.ndarray]:
     """The parameters after the whole log, from its entry 0 on, with hash chain and digests checked.
 
-    `mix` is the share of what was done between the copies and their anchors that is kept. `copied` takes the parameters
-    of which copies are taken after every step: those with the late anchors that are applied there, without others.
+    `mix` is the share of what was done between the copies and their anchors that is kept. An anchor whose header has
+    `before` was made without this region, which moves as the anchor does, or takes it as it is. `copied` takes the
+    parameters of which copies are taken after every step: those with the late anchors that are applied there, without
+    others.
     `fragments` are the tensor index ranges [begin, end) that anchors name (default: one fragment of everything);
     `groups` is the parameter group of each tensor (default: all in group 0).
     """
@@ -762,6 +777,7 @@ def replay(
     groups = groups or [0] * len(names)
     check_chain([header for header, _ in log])
     parameters = start
+    anchors = start
     copied = {} if copied is None else copied
     rule = {"transform": transform, "base_update": base_update, "beta2": beta2, "adam": {}}
     for header, arrays in log:
@@ -777,11 +793,15 @@ def replay(
             begin, end = fragments[header["fragment"]]
             anchor = replay_anchor(parameters, names[begin:end], header["digest"], blobs)
             taken = copied.get(header["taken_after"])
-            if header["taken_after"] < header["step"] and taken is not None:
-                for name, value in anchor.items():
+            becomes = dict(anchor)
+            for name, value in anchor.items():
+                if header.get("before") is not None:
+                    flat = [tensors[name].ravel() for tensors in (parameters, anchor, anchors)]
+                    becomes[name] = shifted(*flat).reshape(value.shape)
+                elif "before" not in header and header["taken_after"] < header["step"] and taken is not None:
                     flat = [tensors[name].ravel() for tensors in (anchor, parameters, taken)]
-                    anchor[name] = delayed_anchor(*flat, mix).reshape(value.shape)
-            parameters = parameters | anchor
+                    becomes[name] = delayed_anchor(*flat, mix).reshape(value.shape)
+            parameters, anchors = parameters | becomes, anchors | anchor
             if header["taken_after"] < header["step"]:
                 copied[header["step"]] = parameters
         else:

@@ -25,6 +25,7 @@ def check_outer_rounds(
     """Every upload says the copy, relative to the anchor, and what was left before; every anchor is made of uploads.
 
     `log` is any region's; `copied` has the parameters of each region after every step; `outer` is that of the spec.
+    Nothing is left of the earlier copies of a region that was not in the mean.
     What coefficients are picked is up to the site; what `bf16` and `int8` say, is not.
     """
     names = [name for name, _ in reference.tensors_of(start)]
@@ -36,6 +37,8 @@ def check_outer_rounds(
             continue
         fragment = header["fragment"]
         begin, end = fragments[fragment]
+        there = {line["region"] for line in header["participants"]}
+        left = {place: values for place, values in left.items() if place[0] in there or place[1] != fragment}
         anchor, copies, weights = anchors[fragment], [], []
         for line in header["participants"]:
             place = line["region"], fragment

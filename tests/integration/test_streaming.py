@@ -39,11 +39,11 @@ def begun(agents: Agents, folder: Path, sites: list[str], outer: dict[str, Any],
     return agents.run("linear", sites, folder, params, **{"steps": 14, "outer": outer_spec} | spec)
 
 
-def ended(agents: Agents, run: Run) -> Run:
+def ended(agents: Agents, run: Run, *alarms: str) -> Run:
     """With equal digests at all sites, and at the end of the log of every region."""
     run = agents.end(run)
     assert run.status == "succeeded", run.reason
-    assert run.alarms == []
+    assert run.alarms == list(alarms)
     assert len({member.digest for member in run.members}) == 1
     regions = [region.name for region in run.regions]
     report = compared(run, [rebuild(agents.client, run, name, None, lambda *_: None) for name in regions])
@@ -108,5 +108,56 @@ def test_a_site_that_is_killed_between_a_copy_and_its_anchor_comes_back(
     assert [header["outer_round"] for header in anchors if header["kind"] == "anchor"] == [*numbers, numbers[-1]]
 
 
-def member_of(run: Run) -> MemberView:
-    return next(member for member in run.members if member.site == "stream-b")
+@pytest.mark.slow
+@pytest.mark.parametrize("outer", [{"codec": "int8"}, STREAMING], ids=["int8", "streaming"])
+def test_a_region_that_misses_an_outer_round_keeps_what_it_did(
+    agents: Agents, tmp_path: Path, outer: dict[str, Any]
+) -> None:
+    """Its ranks die after step 7, when the others have come to the next outer round: new ones have it from the log."""
+    missed, ends = (9, 11) if outer is STREAMING else (12, 12)
+    params = {"holding": {"stream-c": 8, "stream-a": ends + 1, "stream-b": ends + 1}}
+    started = begun(agents, tmp_path, list(SITES), outer, steps=20, params=params)
+    wait_until((tmp_path / "held-stream-c").exists, "the region to be held")
+    agents.until(started, lambda now: step_of(now, "west") == ends, "the others to wait")
+    for process in agents.ranks("stream-c"):
+        process.kill()
+    (tmp_path / "go-stream-c").touch()
+    agents.until(started, lambda now: member_of(now, "stream-c").attempt == 2, "another attempt")
+    agents.until(started, lambda now: member_of(now, "stream-c").condition == "active", "a return")
+    for site in ("stream-a", "stream-b"):
+        (tmp_path / f"go-{site}").touch()
+    run = ended(agents, started)
+    weights = {one.step: one.weights for one in agents.client.outer_rounds(run.id)}
+    assert weights[missed].keys() == {"west"}
+    after = min(step for step in weights if step > missed)
+    steps = {"east": 1 + after - ends, "west": after - missed}
+    each = weights[after]["west"] // steps["west"] // 2
+    assert weights[after] == {"east": each * steps["east"], "west": 2 * each * steps["west"]}
+    kept = [place for place in check(agents, run)["east"] if place.get("before") is not None]
+    assert places(kept) == [(fragment, missed, ends) for fragment in ([0] if outer is STREAMING else [0, 1])]
+
+
+@pytest.mark.slow
+def test_a_site_that_is_late_for_an_outer_round_keeps_what_it_did(agents: Agents, tmp_path: Path) -> None:
+    """It holds before step 5; the others go on 8 s after they have come to step 6."""
+    regions = {"p": ["stream-a"], "q": ["stream-b"], "r": ["stream-c"]}
+    outer = {"every": 3, "deadline_s": 8}
+    params = {"holding": {"stream-c": 5}}
+    spec = {"exchange": "none", "regions": regions, "steps": 12}
+    started = begun(agents, tmp_path, list(SITES), outer, params=params, **spec)
+    agents.until(started, lambda now: now.outer_rounds == 2, "the others to go on")
+    (tmp_path / "go-stream-c").touch()
+    run = ended(agents, started, "site stream-c was late for an outer round, which went on without it: number 2")
+    rounds = agents.client.outer_rounds(run.id)
+    assert [one.late for one in rounds] == [[], ["stream-c"], [], []]
+    assert rounds[2].weights["r"] == 2 * rounds[2].weights["p"] == 2 * rounds[3].weights["r"]
+    kept = [header for header, _ in read_log(agents.client, run.id, "r") if header.get("before") is not None]
+    assert places(kept) == [(0, 6, 6), (1, 6, 6)]
+
+
+def step_of(run: Run, name: str) -> int:
+    return next(region.step for region in run.regions if region.name == name)
+
+
+def member_of(run: Run, site: str = "stream-b") -> MemberView:
+    return next(member for member in run.members if member.site == site)

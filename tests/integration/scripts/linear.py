@@ -5,7 +5,8 @@ Params: `plain`: no DDP; `evaluate_every`: steps between evaluations;
 `folder`, where it leaves a line with the digest of the parameters after every step; `size` of the layer;
 `raise_at` and `raising`: the step at which a site fails; `straying`: the site whose last rank changes its parameters;
 `flipping`: a site, in one of whose parameters one bit changes after step 2; `own`: the script makes the optimizer;
-`holding` and `hold_at`: sites, and the step at which each leaves a file `held-SITE` and waits for a file `go-SITE`.
+`holding` and `hold_at`: sites, and the step at which each leaves a file `held-SITE` and waits for a file `go-SITE`; or
+`holding` alone: such steps by site.
 """
 
 import hashlib
@@ -37,7 +38,8 @@ def fail_if_told(params: dict[str, Any], site: str, step: int) -> None:
 
 
 def hold_if_told(params: dict[str, Any], site: str, step: int) -> None:
-    if site in params.get("holding", ()) and params["hold_at"] == step:
+    holding = params.get("holding", {})
+    if site in holding and step == (holding[site] if isinstance(holding, dict) else params["hold_at"]):
         folder = Path(params["folder"])
         (folder / f"held-{site}").touch()
         while not (folder / f"go-{site}").exists():

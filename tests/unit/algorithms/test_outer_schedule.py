@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from algorithms.outer import delayed_anchor
+from algorithms.outer import delayed_anchor, shifted
 from algorithms.schedule import OuterSchedule, outer_due
 from tests import reference
 
@@ -166,3 +166,28 @@ def test_delayed_anchor_rounds_every_operation() -> None:
 def test_delayed_anchor_refuses_other_sizes() -> None:
     with pytest.raises(ValueError, match="one size"):
         delayed_anchor(np.zeros(2, np.float32), np.zeros(3, np.float32), np.zeros(2, np.float32), 1.0)
+
+
+@given(st.data())
+def test_shifted_is_the_reference(data: Any) -> None:
+    size = data.draw(st.integers(1, 7))
+    now, anchor, before = (data.draw(floats(size)) for _ in range(3))
+    if data.draw(st.booleans()):
+        now[0] = before[0]
+    if data.draw(st.booleans()):
+        anchor[-1] = before[-1]
+    found = shifted(now, anchor, before)
+    assert found.dtype == np.float32
+    assert found.tobytes() == reference.shifted(now, anchor, before).tobytes()
+
+
+def test_shifted_is_exact_where_nothing_or_only_the_anchor_moved() -> None:
+    now = np.array([0.0, -0.0, 1e8, 1e-3], np.float32)
+    anchor, before = np.array([-0.0, 0.25, 1e-3, 1e8], np.float32), np.array([0.0, 0.25, 1e8, 1e8], np.float32)
+    assert (now + (anchor - before))[2] == 0
+    assert shifted(now, anchor, before).tobytes() == np.array([-0.0, -0.0, 1e-3, 1e-3], np.float32).tobytes()
+
+
+def test_shifted_rounds_every_operation() -> None:
+    now, anchor, before = (np.array([value], np.float32) for value in (2.0**-24, 1, -(2.0**-25)))
+    assert shifted(now, anchor, before)[0] == 1, "with one rounding in all it would be above 1"

@@ -35,7 +35,7 @@ from coordinator.events import (
     StartUploaded,
     Ticked,
 )
-from coordinator.outer_events import region_copies
+from coordinator.quorum import region_copies
 from coordinator.records import Layout, RunState, Sent, Start
 from coordinator.state import AggregateRound, WriteManifest, due_at, pending, transition
 from coordinator.waiting import waiting_for
@@ -111,8 +111,20 @@ class Driver:
         """Of each region: steps, and the tokens that their entries list."""
         self.arrivals = {}
         """Of sites of regions without rounds: attempt, seat, number of the outer round, tokens."""
+        self.silent = None
+        """A region whose sites do nothing in `exchange`, though they are there."""
         self.closed = set()
         self.summaries = []
+        self.had_copies = {}
+        """The regions with copies that counted, by outer round and fragment."""
+        self.counted = defaultdict(int)
+        """Of each region: the step up to which its tokens have come into a mean, or are lost."""
+        self.met_at = None
+        """When a region came to the next outer round; outages and pauses do not count."""
+        self.opened_with = set()
+        """The regions that were in time when the last outer round opened."""
+        self.opened_away = set()
+        """Those of which nobody was there."""
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -148,6 +160,10 @@ class Driver:
         """Notes what was taken in; a second answer of a site to one step would show here."""
         if isinstance(event, Arrived):
             self._book_arrival(event, before)
+        if isinstance(event, Ticked) and self.met_at is not None:
+            self.met_at += timedelta(seconds=event.outage_s)
+        if isinstance(event, Averaged):
+            self._book_mean(event, before)
         if not isinstance(event, Contributed | Abstained | Refused):
             return
         place = event.region, event.step
@@ -179,6 +195,12 @@ class Driver:
         if next_one and self.arrivals.get(event.site, ())[:3] != (*ranks, event.number):
             self.arrivals[event.site] = (*ranks, event.number, event.tokens)
 
+    def _book_mean(self, event, before):
+        if before.outer is None or before.outer.number != event.number or before.outer.fragments[event.fragment].anchor:
+            return
+        if self.state.outer is None or self.state.outer.fragments[event.fragment].anchor is not None:
+            self.had_copies[event.number, event.fragment] = set(event.copies)
+
     # --- what holds after any event -----------------------------------------------------------------------------------
 
     def _check(self, before, done):
@@ -191,27 +213,87 @@ class Driver:
                 self._check_freeze(before, before.regions[name], region)
         for region, header in done.entries:
             self._check_entry(region, header)
+        self._check_late(before)
         if state.outer is not None and before.outer is None:
             self._check_opening()
         if done.outer_round is not None:
             self.summaries.append(done.outer_round)
+            for name in state.regions:
+                self._book_tokens(name)
         for name, region in state.regions.items():
             self._check_region(before.regions.get(name), name, region)
         for site, member in state.members.items():
             assert member.attempt >= (before.members[site].attempt if site in before.members else 1)
             assert NOW <= member.since <= self.now
         assert RunState.model_validate_json(state.model_dump_json()) == state
+        self._book_meeting(before)
         self._check_words()
 
     def _check_opening(self):
-        """Everybody who is live is there; without rounds they have said so themselves, and on how many tokens."""
+        """Everybody who is live is there, or late; without rounds they have said so, and on how many tokens."""
         state = self.state
-        assert state.outer.participants == set(self.live())
-        assert set(state.outer.weights) == {self.region_of(site) for site in self.live()}
-        for site in self.live() if self.spec.exchange == "none" else ():
+        self.opened_with = set(state.outer.weights)
+        self.opened_away = {name for name in state.regions if not self.live(name)}
+        regions = {self.region_of(site) for site in self.live()}
+        late = {self.region_of(site) for site in state.outer.late}
+        assert set(state.outer.weights) == regions - late
+        assert state.outer.late == {site for name in late for site in self.live(name)}
+        assert state.outer.participants == set(self.live()) - state.outer.late
+        if late:
+            assert self.met_at is not None
+            assert self.now >= self.met_at + timedelta(seconds=self.spec.outer.deadline_s)
+            assert 2 * len(late) <= len(regions)
+        for site in sorted(state.outer.participants) if self.spec.exchange == "none" else ():
             attempt, seat, number, tokens = self.arrivals[site]
             assert (attempt, seat, number) == (self.attempt(site), self.member(site).seat, state.outer.number)
             assert state.outer.weights[self.region_of(site)] == tokens
+
+    def _check_late(self, before):
+        """Who was a participant and is there stays one until the deadline, which half of the regions have kept."""
+        outer, after = before.outer, self.state.outer
+        if outer is None or after is None or after.number != outer.number:
+            return
+        assert outer.late <= after.late
+        dropped = after.late - outer.late
+        if dropped:
+            first = outer.announced_at or self.now
+            assert self.now >= first + timedelta(seconds=self.spec.outer.deadline_s)
+            kept = {self.region_of(site) for site in after.participants}
+            assert 2 * len(kept) >= len(kept | {self.region_of(site) for site in dropped})
+            for fragment in after.fragments.values():
+                assert fragment.anchor is not None or fragment.copies.keys() >= after.participants
+
+    def _book_meeting(self, before):
+        """Whether some region waits for others, before an outer round, or with its anchors."""
+        state, number, waits = self.state, self.state.outer_rounds + 1, False
+        goes_on = self.spec.outer is not None and self.spec.outer.deadline_s is not None
+        if not goes_on or state.status is not RunStatus.RUNNING or number > len(self.outer_turns()):
+            self.met_at = None
+            return
+        step, fragments = self.outer_turns()[number - 1]
+        for site in self.live():
+            region = self.region_of(site)
+            there = state.regions[region].step >= step
+            if state.outer is not None:
+                held = [line for line in self.logs[region] if line.get("outer_round") == number]
+                there = region in self.opened_with and len(held) == len(fragments)
+            elif self.spec.exchange == "none":
+                there = self.arrivals.get(site, ())[:3] == (self.attempt(site), self.member(site).seat, number)
+            waits = waits or there
+        if before.outer_rounds != state.outer_rounds or (state.outer is None) != (before.outer is None):
+            self.met_at = None
+        self.met_at = (self.met_at or self.now) if waits else None
+
+    def _book_tokens(self, name):
+        """At the end of an outer round: what was in no mean counts next time, if the region has kept it."""
+        number = len(self.summaries)
+        ours = [line for line in self.logs[name] if line["kind"] == "anchor" and line["outer_round"] == number]
+        ours = [line for line in ours if line["fragment"] < self.spec.outer.fragments]
+        in_mean = any(name in {part["region"] for part in line["participants"]} for line in ours)
+        if not in_mean and any(line["before"] is not None for line in ours):
+            return
+        there = in_mean or name in self.opened_with
+        self.counted[name] = ours[0]["taken_after"] if there else ours[0]["step"]
 
     def _check_kept(self):
         """What was accepted is in the entry of its step, or in the round that is open (A1)."""
@@ -243,7 +325,9 @@ class Driver:
         jumped = region.step > step and last["kind"] == "anchor"
         assert 0 <= region.step - step <= 1 or jumped
         assert region.step <= self.spec.steps
-        assert region.tokens == self.tokens_since(name, self.state.outer_rounds + (self.state.outer is not None))
+        copied = self.state.outer is not None and name in self.state.outer.weights
+        since = self.outer_turns()[self.state.outer_rounds][0] if copied else self.counted[name]
+        assert region.tokens == self.tokens_between(name, since, self.spec.steps)
         assert region.unchanged == max((line["seq"] for line in log if line["kind"] != "change"), default=0)
         assert region.changes == sum(line["kind"] == "change" for line in log)
         assert region.head == (Position(seq=len(log) - 1, hash=entry_hash(log[-1])) if log else None)
@@ -258,6 +342,7 @@ class Driver:
             assert by_fragment == list(enumerate([*region.resume.anchors, *buffers]))
             if self.spec.exchange == "demo":
                 assert {line["taken_after"] for line in ours.values()} == {entry["step"]}
+                assert {line.get("before") for line in ours.values()} == {None}, "its sites hold something else"
             assert (region.resume.step, region.resume.outer_step) == (entry["step"], entry["taken_after"])
             assert region.resume.in_force.model_dump() == self.settings_at(region.resume.step)
             assert region.resume.outer_round == entry["outer_round"]
@@ -269,7 +354,11 @@ class Driver:
         assert numbers == sorted(set(numbers))
         assert len(numbers) <= self.spec.snapshots.keep
         for snapshot in state.snapshots:
-            position = snapshot.contents.positions[name]
+            position = snapshot.contents.positions.get(name)
+            if position is None:
+                missed = [line for line in log if line.get("outer_round") == snapshot.contents.rounds]
+                assert any(line.get("before") is not None for line in missed)
+                continue
             assert entry_hash(log[position.seq]) == position.hash
             assert log[position.seq]["step"] == snapshot.contents.step
             assert position.seq <= state.regions[name].resume.position.seq
@@ -289,6 +378,8 @@ class Driver:
             return
         if not self.live(after.name) and (self._left_behind(after.name) or not round_.answered):
             return  # an outer round goes on without this region
+        if self._is_late(run_before, before):
+            return
         rounds = self.spec.rounds
         waited_for = {
             member.site
@@ -311,6 +402,13 @@ class Driver:
         for site in waited_for - answered:
             assert self.state.members[site].missed > 0
             assert self.state.members[site].live == (self.state.members[site].missed < rounds.late_rounds)
+
+    def _is_late(self, run_before, region):
+        """Whether others go on, now, before this region has come to an outer round, or to where its anchors are."""
+        if self.met_at is None or self.now < self.met_at + timedelta(seconds=self.spec.outer.deadline_s):
+            return False
+        step, _ = self.outer_turns()[run_before.outer_rounds]
+        return region.step < min(step + (self.spec.outer.delay if run_before.outer else 0), self.spec.steps)
 
     def _benched_just_now(self, member, before):
         benched_until = self.now + timedelta(seconds=self.spec.rounds.bench_s)
@@ -363,13 +461,14 @@ class Driver:
             weights = {part["region"]: part["weight"] for part in header["participants"]}
             assert weights
             self._check_anchor(header, weights)
+            self._check_left_out(region, header)
             others = [[line for line in self.logs[name] if line["kind"] == "anchor"] for name in self.state.regions]
             seen = [(line["outer_round"], line["fragment"]) for line in log if line["kind"] == "anchor"]
             assert len(set(seen)) == len(seen)
             place = len(seen) - 1
             for own in others:
                 if len(own) > place:
-                    ignored = ("seq", "previous")
+                    ignored = ("seq", "previous", "before")
                     assert {key: value for key, value in own[place].items() if key not in ignored} == {
                         key: value for key, value in header.items() if key not in ignored
                     }
@@ -382,13 +481,47 @@ class Driver:
         assert header["every"] == self.settings_at(step)["every"]
         assert header["fragment"] in fragments
         if self.spec.exchange != "none":
-            since = {name: self.tokens_since(name, number - 1) - self.tokens_since(name, number) for name in weights}
+            since = {name: self.tokens_between(name, self.counted[name], step) for name in weights}
             assert weights == since
 
-    def tokens_since(self, region, number):
-        """That a region was trained on since it had its copies for an outer round."""
-        after = [0, *(step for step, _ in self.outer_turns())][number]
-        return sum(tokens for step, tokens in self.tokens[region] if step > after)
+    def _check_left_out(self, region, header):
+        """A region that was not in the mean moves with the anchor.
+
+        It takes it as it is after the last step, or if its own copies were refused, or if it was away and holds the
+        anchors, or was left out before, too.
+        """
+        number, fragment = header["outer_round"], header["fragment"]
+        if fragment == self.spec.outer.fragments or region in {part["region"] for part in header["participants"]}:
+            assert "before" not in header
+            return
+        anchors = [line for line in self.logs[region][:-1] if line["kind"] == "anchor"]
+        last = [line for line in anchors if line["outer_round"] == number - 1]
+        together = len(self.outer_turns()[number - 1][1]) >= self.spec.outer.fragments
+        again = any(line.get("before") is not None for line in last) and region in self.opened_away
+        again = again or (region not in self.opened_with and self._holds_the_anchors(region, number))
+        refused = region in self.had_copies[number, fragment]
+        if refused or header["taken_after"] == self.spec.steps or (again and together):
+            assert header["before"] is None
+            return
+        earlier = [line["digest"] for line in anchors if line["fragment"] == fragment]
+        assert header["before"] == (earlier[-1] if earlier else self.start.parameters)
+
+    def _holds_the_anchors(self, region, number):
+        """Whether its log ended, before this outer round, with anchors that are all parameters."""
+        log = [line for line in self.logs[region] if line["kind"] != "change" and line.get("outer_round") != number]
+        if self.spec.exchange == "none" or log[-1]["kind"] != "anchor":
+            return self.spec.exchange != "none" and log[-1]["kind"] == "start"
+        last = [line for line in log if line.get("outer_round") == log[-1]["outer_round"]]
+        delayed = log[-1]["taken_after"] < log[-1]["step"]
+        return (
+            not delayed
+            and all(line.get("before") is None for line in last)
+            and {line["fragment"] for line in last} >= set(range(self.spec.outer.fragments))
+        )
+
+    def tokens_between(self, region, after, until):
+        """That a region was trained on in these steps."""
+        return sum(tokens for step, tokens in self.tokens[region] if after < step <= until)
 
     def _check_change(self, region, header):
         """It comes right before the step is opened, or a later one if the region was taken along; or, without rounds,
@@ -577,15 +710,18 @@ class Driver:
             return self._arrive_one()
         for region in self.state.regions.values():
             if region.round is not None and not region.round.frozen:
-                for site in self.live(region.name):
+                for site in self._acting(region.name):
                     if site not in region.round.answered:
                         self.send(self.contribution(site))
                         return True
         return False
 
+    def _acting(self, region=None):
+        return [site for site in self.live(region) if self.region_of(site) != self.silent]
+
     def _arrive_one(self):
         number = self.state.outer_rounds + 1
-        for site in self.live() if number <= self.due_outer_rounds and self.state.outer is None else ():
+        for site in self._acting() if number <= self.due_outer_rounds and self.state.outer is None else ():
             arrived = self.member(site).arrived
             if arrived is None or arrived.number != number:
                 self.send(self.arrival(site))
@@ -596,7 +732,7 @@ class Driver:
         outer = self.state.outer
         for index, fragment in outer.fragments.items():
             if fragment.anchor is None:
-                for site in self.live():
+                for site in self._acting():
                     copy = fragment.copies.get(site)
                     known = copy is not None and fragment.upload(self.region_of(site), copy) is not None
                     if site in outer.participants and not known:

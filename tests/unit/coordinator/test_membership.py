@@ -590,6 +590,90 @@ def test_an_outer_round_goes_on_without_participants_that_are_lost():
     assert driver.finish().status is RunStatus.SUCCEEDED
 
 
+def away(driver):
+    """East is lost after one step of its own; until west has held an outer round without it."""
+    driver.send(driver.contribution("c"))
+    driver.work()
+    driver.send(SiteLost("c", LOST))
+    return driver.until_outer_round(1)
+
+
+def anchors_of(driver, region):
+    return [line for line in driver.logs[region] if line["kind"] == "anchor"]
+
+
+def test_a_region_that_was_not_in_the_mean_keeps_what_it_did_and_its_tokens_count_next_time():
+    driver = away(Driver(APART, steps=9, every=3, snapshots=3).begin())
+    east = driver.state.regions["east"]
+    assert (east.apart, east.resume, east.tokens) == (True, None, 7)
+    assert anchors_of(driver, "east")[-1]["before"] == START.parameters
+    assert "before" not in anchors_of(driver, "west")[-1]
+    assert driver.work()
+    assert driver.state.snapshots[-1].contents.positions.keys() == {"west"}
+    driver.send(SiteBack("c"))
+    driver.until_outer()
+    assert driver.state.outer.weights == {"east": 28, "west": 42}
+    driver.until_outer_round(2)
+    east = driver.state.regions["east"]
+    assert (east.apart, east.resume.position, east.tokens) == (False, east.head, 0)
+    assert driver.finish().state.snapshots[-1].contents.positions.keys() == {"east", "west"}
+
+
+def test_a_region_that_is_away_for_long_follows_the_anchors():
+    """Whoever comes back need not read all of them. Nobody keeps anything after the last step."""
+    driver = away(Driver(APART, steps=12, every=3, fragments=2).begin()).until_outer_round(2)
+    assert [line["before"] is None for line in anchors_of(driver, "east")] == [False, False, True, True]
+    east = driver.state.regions["east"]
+    assert (east.apart, east.resume.position, east.tokens) == (False, east.head, 0)
+    driver.until_outer_round(3)
+    assert driver.state.regions["east"].resume.outer_round == 3
+    driver.until_outer_round(4)
+    assert [line["before"] for line in anchors_of(driver, "east")[2:]] == [None] * 6
+
+
+def test_a_region_that_has_not_moved_follows_the_anchors():
+    driver = Driver(APART, steps=6, every=3).begin()
+    driver.send(SiteLost("c", LOST))
+    driver.until_outer_round(1)
+    assert driver.state.regions["east"].resume.position == driver.state.regions["east"].head
+    assert anchors_of(driver, "east")[-1]["before"] is None
+
+
+def test_a_region_that_is_lost_in_an_outer_round_keeps_what_it_did():
+    driver = Driver(APART, steps=6, every=3, fragments=2).begin().until_outer()
+    for site in APART:
+        driver.send(driver.announcement(site, 0))
+    driver.work()
+    driver.send(SiteLost("c", LOST))
+    driver.until_outer_round(1)
+    in_the_mean, without = anchors_of(driver, "east")
+    assert "before" not in in_the_mean
+    assert without["before"] == START.parameters
+    east = driver.state.regions["east"]
+    assert (east.apart, east.resume, east.tokens) == (True, None, 0)
+
+
+def test_after_the_last_step_nobody_keeps_anything():
+    driver = Driver(APART, steps=3, every=3).begin().until_outer()
+    driver.send(SiteLost("c", LOST))
+    driver.until_outer_round(1)
+    assert anchors_of(driver, "east")[-1]["before"] is None
+    driver.send(SiteBack("c"))
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_without_rounds_a_site_that_was_not_waited_for_keeps_what_it_did():
+    """What that is, no log tells: new ranks enter at the anchors all the same."""
+    driver = Driver({"a": "here", "b": "there"}, steps=8, every=2, exchange="none").begin()
+    driver.send(SiteLost("b", LOST))
+    driver.until_outer_round(1)
+    there = driver.state.regions["there"]
+    assert anchors_of(driver, "there")[-1]["before"] == START.parameters
+    assert (there.apart, there.resume.position) == (True, there.head)
+    driver.until_outer_round(2)
+    assert anchors_of(driver, "there")[-1]["before"] is None
+
+
 def test_a_region_that_is_away_is_taken_along():
     driver = Driver(APART, steps=6, every=3).begin()
     driver.send(driver.contribution("c"))

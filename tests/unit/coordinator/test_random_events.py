@@ -71,6 +71,7 @@ class RunMachine(RuleBasedStateMachine):
         delay=st.sampled_from((0, 0, 1, 2)),
         codec=st.sampled_from(("fp32", "int8")),
         buffers=st.booleans(),
+        outer_deadline_s=st.sampled_from((None, None, 5.0, 90.0)),
         snapshots=st.one_of(st.none(), st.integers(1, 4)),
         deadline_s=st.sampled_from((None, None, 5.0)),
         late_rounds=st.integers(1, 3),
@@ -79,7 +80,20 @@ class RunMachine(RuleBasedStateMachine):
         pending=rarely,
     )
     def new_run(
-        self, places, steps, every, alone, fragments, stagger, delay, codec, buffers, demanding, pending, **rounds
+        self,
+        places,
+        steps,
+        every,
+        alone,
+        fragments,
+        stagger,
+        delay,
+        codec,
+        buffers,
+        demanding,
+        pending,
+        outer_deadline_s,
+        **rounds,
     ):
         every = None if every is None else min(every, steps)
         places = dict(zip(NAMES, places, strict=False))
@@ -90,7 +104,7 @@ class RunMachine(RuleBasedStateMachine):
         if exchange == "none":
             places, least = {name: f"at-{name}" for name in places}, 1
         longest = OuterSchedule(every=every or 1, fragments=fragments, steps=steps, stagger=stagger).distance - 1
-        outer = {"stagger": stagger, "delay": min(delay, longest), "codec": codec}
+        outer = {"stagger": stagger, "delay": min(delay, longest), "codec": codec, "deadline_s": outer_deadline_s}
         if exchange == "demo" and (min(delay, longest) or (stagger and fragments > 1)):
             rounds["snapshots"] = None
         start = Start(parameters=START.parameters, buffers=digest_of("buffers")) if buffers else START
@@ -190,6 +204,17 @@ class RunMachine(RuleBasedStateMachine):
         self.advance(30)
         for site in here if back else ():
             self.send(SiteBack(site))
+
+    @precondition(lambda self: self.driver.state.going_on and getattr(self.driver.spec.outer, "deadline_s", None))
+    @rule(region=st.integers(0, 2), passed=st.sampled_from((4.0, 6.0, 91.0)), steps=st.integers(1, 20))
+    def fall_behind(self, region, passed, steps):
+        """A region does nothing for a while, though it is there, and the others go on as far as they may."""
+        regions = sorted(self.driver.state.regions)
+        self.driver.silent = regions[region % len(regions)]
+        for _ in range(2):
+            self.advance(steps)
+            self.driver.pass_time(passed)
+        self.driver.silent = None
 
     @rule(
         passed=st.sampled_from((0.0, 0.2, 3.0, 11.0, 61.0, 700.0)),

@@ -55,6 +55,7 @@ FRAGMENT = FragmentRound(
     stored=frozenset({blob("stored")}),
     encoded={"west": {blob("copy"): blob("encoded")}},
     anchor=blob("made"),
+    before=blob("before"),
     shares=(Share(region="west", copies=(blob("copy"),), uploads=(blob("listed"),), weight=1),),
 )
 IN_FORCE = InForce(lr=0.1, k=32, every=1)
@@ -105,7 +106,7 @@ def test_every_digest_of_a_state():
 def test_every_field_of_a_state_is_set_here():
     """A new field that names blobs is to be set above, and to be known to `blobs_of`."""
     plain = {name for name, field in RunState.model_fields.items() if field.annotation in (int, bool, str, RunStatus)}
-    assert set(RunState.model_fields) - STATE.model_fields_set - plain == {"alarms"}
+    assert set(RunState.model_fields) - STATE.model_fields_set - plain == {"alarms", "met_at"}
 
 
 def test_the_blobs_that_entries_name():
@@ -114,6 +115,9 @@ def test_the_blobs_that_entries_name():
     assert blobs_of_entry({**start, "buffers": blob("b")}) == {blob("a"), blob("b")}
     copies = [{"region": "west", "digest": blob("copy"), "weight": 1}]
     assert blobs_of_entry({"kind": "anchor", "digest": blob("c"), "participants": copies}) == {blob("c")}
+    moved = {"kind": "anchor", "digest": blob("c"), "before": blob("b"), "participants": copies}
+    assert blobs_of_entry(moved) == {blob("b"), blob("c")}
+    assert blobs_of_entry({**moved, "before": None}) == {blob("c")}
     copies[0]["uploads"] = [blob("upload")]
     assert blobs_of_entry({"kind": "anchor", "digest": blob("c"), "participants": copies}) == {
         blob("c"),

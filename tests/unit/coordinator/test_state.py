@@ -1,5 +1,6 @@
 """The state machine of a run: one example of each rule, from start to end."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -328,6 +329,21 @@ def test_copies_that_are_not_finite_are_left_out_by_name():
     assert driver.state.alarms[1:] == ("step 1: fragment 0 of b, c is not finite and was left out",)
     (anchor,) = [header for header in driver.logs["east"] if header["kind"] == "anchor"]
     assert anchor["participants"] == [{"region": "west", "digest": digest_of("a"), "weight": 14}]
+
+
+@pytest.mark.parametrize(("steps", "codec"), [(1, "fp32"), (3, "fp32"), (3, "int8")])
+def test_a_region_whose_copies_are_not_finite_takes_the_anchor_as_it_is(steps, codec):
+    driver = Driver(THREE, steps=steps, every=1, outer={"codec": codec}).begin().until_outer()
+    for site in THREE:
+        driver.send(driver.announcement(site, 0, digest=digest_of(driver.region_of(site))))
+    job = driver.average(1, 0)
+    upload = digest_of("upload", "east", digest_of("east")) if codec == "int8" else digest_of("east")
+    driver.send(replace(job, rejected=frozenset({upload})))
+    (anchor,) = [header for header in driver.logs["east"] if header["kind"] == "anchor"]
+    assert anchor["before"] is None
+    assert "before" not in driver.logs["west"][-1]
+    assert driver.state.regions["east"].resume.position == driver.state.regions["east"].head
+    assert not driver.state.regions["east"].apart
 
 
 def test_announcements_of_closed_outer_rounds_change_nothing():

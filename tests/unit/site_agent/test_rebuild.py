@@ -114,8 +114,11 @@ class Log:
         sent = {"k": self.spec.optimizer.k, "codec": self.spec.optimizer.codec}
         self.append("step", arrays, step=step, parts=parts, contributors=[], **sent, **rates)
 
-    def outer(self, *, wrong: bool = False) -> None:
-        """An outer step whose anchors are none of the copies; this region's are what the reference says."""
+    def outer(self, *, wrong: bool = False, without: str | None = None) -> None:
+        """An outer step whose anchors are none of the copies; this region's are what the reference says.
+
+        `without` this region, which "keeps" what it has or "follows".
+        """
         before, position = self.reference(), 0
         flat = np.concatenate([before[tensor.name].ravel() for tensor in self.model.tensors])
         for fragment, tensors in enumerate(self.model.fragments(FRAGMENTS)):
@@ -124,9 +127,17 @@ class Log:
             position += size
             own = "1" * 64 if wrong else hashlib.sha256(copy).hexdigest()
             participants = [{"region": "east", "digest": "2" * 64}, {"region": "west", "digest": own}]
+            moves: dict[str, Any] = {}
+            if without is not None:
+                del participants[1]
+                moves["before"] = self.anchor_before(fragment) if without == "keeps" else None
             anchor = self.blob(self.random.standard_normal(size))
-            place = {"outer_round": -(-self.step_now // 2), "taken_after": self.step_now, "every": 2}
+            place = moves | {"outer_round": -(-self.step_now // 2), "taken_after": self.step_now, "every": 2}
             self.append("anchor", fragment=fragment, digest=anchor, participants=participants, **place)
+
+    def anchor_before(self, fragment: int) -> str:
+        anchors = [header["digest"] for header, _ in self.items if header.get("fragment") == fragment]
+        return str([self.items[0][0]["parameters"], *anchors][-1])
 
     def late(self, number: int, fragment: int, taken: int) -> None:
         """An anchor of what this region had after step `taken`."""
@@ -244,6 +255,24 @@ def test_late_anchors_come_under_what_was_done_since():
     rebuilt = log.rebuilt()
     assert rebuilt.digest == log.expected()
     assert (rebuilt.step, rebuilt.whole, rebuilt.copies, rebuilt.differing) == (9, True, 6, ())
+
+
+def test_a_region_that_was_not_in_the_mean_keeps_what_it_has():
+    log = Log()
+    for without in ("keeps", None, "keeps", "keeps", "follows"):
+        log.step()
+        log.step()
+        log.outer(without=without)
+    log.step()
+    rebuilt = log.rebuilt()
+    assert rebuilt.digest == log.expected()
+    assert (rebuilt.step, rebuilt.whole, rebuilt.copies, rebuilt.differing) == (11, True, 2, ())
+    ends = {header["step"]: seq + 1 for seq, (header, _) in enumerate(log.items) if header["kind"] == "anchor"}
+    made = {
+        to: b"".join(log.blobs[header["digest"]] for header, _ in log.items[end - 2 : end]) for to, end in ends.items()
+    }
+    becomes = [log.rebuilt(to).digest == hashlib.sha256(data).hexdigest() for to, data in made.items()]
+    assert becomes == [False, True, False, False, True]
 
 
 @pytest.mark.parametrize(

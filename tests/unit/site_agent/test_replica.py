@@ -41,7 +41,14 @@ class Model(nn.Module):
 class Scene:
     """A replica, the blobs it may fetch, and the log that it follows."""
 
-    def __init__(self, features: int = 4, part_bytes: int = PART_BYTES, outer: bool = True, **how: Any) -> None:
+    def __init__(
+        self,
+        features: int = 4,
+        part_bytes: int = PART_BYTES,
+        outer: bool = True,
+        keeps_anchors: bool = False,
+        **how: Any,
+    ) -> None:
         torch.manual_seed(0)
         self.model = Model(features)
         self.optimizer = DeMo(list(self.model.named_parameters()), lr=0.5, exchange=lambda *_: pytest.fail("no step"))
@@ -50,7 +57,16 @@ class Scene:
         self.messages: dict[tuple[int, int], bytes] = {}
         fetches = self.fetched, lambda seq, part: self.messages[seq, part]
         schedule = OuterSchedule(**{"every": 4, "fragments": 2, "steps": 40} | how) if outer else None
-        self.replica = Replica(self.optimizer, self.model, fragments, "a", *fetches, part_bytes, schedule=schedule)
+        self.replica = Replica(
+            self.optimizer,
+            self.model,
+            fragments,
+            "a",
+            *fetches,
+            part_bytes,
+            schedule=schedule,
+            keeps_anchors=keeps_anchors,
+        )
         self.elements = self.optimizer.layout.parameter_count
         self.previous = GENESIS
         self.most_read = 0
@@ -285,7 +301,7 @@ def late_scene() -> Scene:
     return scene
 
 
-def anchor_of(scene: Scene, fragment: int, value: float, **place: int) -> dict[str, Any]:
+def anchor_of(scene: Scene, fragment: int, value: float, **place: Any) -> dict[str, Any]:
     elements = scene.optimizer.layout.fragment_elements(scene.optimizer.layout.fragments(2)[fragment])
     header = scene.header("anchor", fragment=fragment, digest=scene.blob(np.full(elements, value, "<f4").tobytes()))
     return header | place
@@ -321,6 +337,71 @@ def test_a_region_that_was_taken_along_has_no_copy_and_takes_the_anchor_as_it_is
     scene.replica.apply_anchor(anchor_of(scene, 1, 7.0, step=5, taken_after=4, outer_round=2))
     assert set(np.frombuffer(scene.read(1), "<f4")) == {7.0}
     assert (scene.replica.step, scene.replica.outer.missing) == (5, {2}), "the buffers are due with fragment 1"
+
+
+def floats(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<f4")
+
+
+def test_a_region_that_was_not_in_the_mean_moves_as_the_anchors_do():
+    """The first one moves from entry 0 on, which is one blob of all fragments."""
+    scene = Scene(keeps_anchors=True)
+    scene.start()
+    scene.optimizer.apply(scene.step(scene.arrays()))
+    random = np.random.default_rng(5)
+    for fragment, tensors in enumerate(scene.optimizer.layout.fragments(2)):
+        begin = scene.optimizer.layout.offsets[tensors.start]
+        before = np.arange(begin, begin + scene.optimizer.layout.fragment_elements(tensors), dtype="<f4")
+        digest = hashlib.sha256(np.arange(scene.elements, dtype="<f4").tobytes()).hexdigest()
+        for number in (1, 2):
+            now, anchor = floats(scene.read(fragment)), random.standard_normal(before.size).astype("<f4")
+            place = {"outer_round": number, "taken_after": 1, "before": digest}
+            digest = scene.blob(anchor.tobytes())
+            header = scene.header("anchor", fragment=fragment, digest=digest) | place
+            held = hashlib.sha256(now.tobytes()).hexdigest()
+            scene.replica.apply_anchor(header, held)
+            scene.previous = digest_json(header)
+            assert scene.read(fragment) == reference.shifted(now, anchor, before).tobytes()
+            assert scene.read(fragment) != anchor.tobytes()
+            assert scene.replica.anchors[fragment].outer_round == number
+            assert scene.replica.anchors[fragment].values.tobytes() == anchor.tobytes()
+            assert scene.replica.apart
+            before = anchor
+    scene.replica.apply_anchor(anchor_of(scene, 1, 7.0, outer_round=3))
+    assert set(floats(scene.read(1))) == {7.0}
+    assert not scene.replica.apart
+    assert scene.most_read == 4 * max(tensor.elements for tensor in scene.optimizer.layout.tensors)
+
+
+def test_an_anchor_before_of_another_size_changes_nothing(scene: Scene):
+    scene.start()
+    before = scene.optimizer.parameters_digest()
+    header = anchor_of(scene, 0, 1.0, before=scene.blob(scene.read(0)[:-4]))
+    with pytest.raises(IsthmusError, match=r"blob .* has \d+ bytes, the anchor after it has \d+"):
+        scene.replica.apply_anchor(header)
+    assert scene.optimizer.parameters_digest() == before
+
+
+def test_a_region_whose_copy_was_not_finite_becomes_the_late_anchor():
+    scene = late_scene()
+    scene.optimizer.write_parameters(range(1), np.full(scene.optimizer.layout.tensors[0].elements, np.nan, "<f4"))
+    scene.replica.begin_outer_round()
+    held = scene.replica.fragment_digest(0)
+    scene.optimizer.apply(scene.step(scene.arrays()))
+    scene.replica.apply_anchor(anchor_of(scene, 0, 7.0, taken_after=2, before=None), held)
+    assert set(floats(scene.read(0))) == {7.0}
+    assert not scene.replica.apart
+
+
+def test_a_region_that_was_not_in_the_mean_keeps_all_it_did_under_a_late_anchor():
+    scene = late_scene()
+    scene.optimizer.apply(scene.step(scene.arrays()))
+    now = scene.optimizer.read_parameters(scene.optimizer.layout.fragments(2)[0])
+    before = np.arange(now.size, dtype="<f4")
+    digest = scene.blob(before.tobytes())
+    scene.replica.apply_anchor(anchor_of(scene, 0, 100.0, taken_after=2, before=digest))
+    expected = reference.shifted(now, np.full(now.size, 100, np.float32), before)
+    assert scene.read(0) == expected.tobytes()
 
 
 def test_buffers_of_a_late_outer_round_are_the_mean_and_nothing_else():
