@@ -18,7 +18,7 @@ from api.command import obey
 from api.connection import Connection
 from api.errors import IsthmusError, ProblemError, faults_of
 from api.export import export_model
-from api.report import build_report, print_report
+from api.report import build_report, print_report, why
 from api.schemas import Run
 from api.simulate import Simulation, spec_of
 from api.simulate import simulate as run_simulation
@@ -148,9 +148,7 @@ def _print_run(run: Run, as_json: bool) -> None:
     if as_json:
         _print_json(run.model_dump(mode="json"))
         return
-    out.print(
-        f"{run.id}: {run.status}, step {run.step} of {run.spec.steps}; {run.reason}", soft_wrap=True, markup=False
-    )
+    out.print(f"{run.id}: {run.status}, step {run.step} of {run.spec.steps}; {why(run)}", soft_wrap=True, markup=False)
     for change in run.changes:
         settings = ", ".join(f"{name} {value}" for name, value in change.settings().items())
         out.print(f"from step {change.from_step} on: {settings}", soft_wrap=True, markup=False)
@@ -217,7 +215,7 @@ def _watch(client: CoordinatorClient, run_id: str, as_json: bool) -> None:
     else:
         print_report(report, out)
     if run.status != "succeeded":
-        raise IsthmusError(f"run {run.id} {run.status}: {run.reason}")
+        raise IsthmusError(f"run {run.id} {run.status}: {why(run)}")
 
 
 @run_app.command("list")
@@ -230,7 +228,7 @@ def list_runs(as_json: AsJson = False) -> None:
         return
     table = Table("run", "status", "step", "reason")
     for run in runs:
-        table.add_row(run.id, str(run.status), f"{run.step}/{run.spec.steps}", escape(run.reason.partition("\n")[0]))
+        table.add_row(run.id, str(run.status), f"{run.step}/{run.spec.steps}", escape(why(run).partition("\n")[0]))
     out.print(table)
 
 

@@ -1,5 +1,6 @@
 """What a run came to, from what the API tells of it: the report of `isthmus simulate` and of `isthmus run watch`."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,8 +9,9 @@ from rich.table import Table
 
 from api import schemas
 from api.client import CoordinatorClient
+from api.totals import per_step, total
 
-__all__ = ["build_report", "print_report", "steps_done"]
+__all__ = ["build_report", "digests_equal", "print_report", "size", "steps_done", "why"]
 
 Report = dict[str, Any]
 
@@ -17,7 +19,8 @@ _BYTES = tuple(f"{kind}bytes_{way}" for kind in ("", "round_", "outer_", "blob_"
 
 
 def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
-    """A JSON-ready report. Bytes are totals of a site's session; losses are null if the task reported none.
+    """A JSON-ready report. Totals of a site are over all of its sessions; losses are null if the task reported none.
+    `digests_equal` is null where there is nothing to compare: not all sites that are there have told theirs.
 
     `wall_s` is from the start of the run to its present status.
     `outer_bytes_*` are those of outer rounds, `blob_bytes_*` of other blobs, as entry 0; a region's are its sites'.
@@ -25,7 +28,6 @@ def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
     points = client.metrics(run.id)
     outer_rounds = client.outer_rounds(run.id)
     held_out = [value for value in _series(points, "heldout_loss") if value is not None]
-    digests = {member.digest for member in run.members if member.condition is schemas.Condition.ACTIVE}
     sites = [_site(member, run, points) for member in run.members]
     return {
         "run": run.id,
@@ -38,13 +40,20 @@ def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
         "bigram_loss": _last(points, "bigram_loss"),
         "outer_rounds": len(outer_rounds),
         "outer_copies_averaged": sum(outer_round.distinct for outer_round in outer_rounds),
-        "digests_equal": len(digests) == 1 and None not in digests,
+        "digests_equal": digests_equal(run),
         "ddp_bytes_per_step": _last(points, "ddp_bytes_per_step"),
         "parameter_bytes": _last(points, "parameter_bytes"),
         "alarms": run.alarms,
         "regions": [_region(region.name, sites) for region in run.regions],
         "sites": sites,
     }
+
+
+def digests_equal(run: schemas.Run) -> bool | None:
+    digests = {member.digest for member in run.members if member.condition is schemas.Condition.ACTIVE}
+    if len(digests - {None}) > 1:
+        return False
+    return True if digests and None not in digests else None
 
 
 def steps_done(run: schemas.Run, points: Sequence[schemas.StoredPoint]) -> int:
@@ -64,25 +73,17 @@ def _site(member: schemas.MemberView, run: schemas.Run, points: Sequence[schemas
         "region": member.region,
         "steps": max([step, *(point.step for point in own)]),
         "digest": member.digest,
-        **{name: int(_last(own, name) or 0) for name in _BYTES},
-        **{f"{name}_per_step": _per_step(own, name) for name in ("bytes_up", "bytes_down")},
-        **{name: round(_last(own, name) or 0.0, 3) for name in ("wait_s", "compute_s")},
+        **{name: int(total(own, name)) for name in _BYTES},
+        **{f"{name}_per_step": per_step(own, name) for name in ("bytes_up", "bytes_down")},
+        **{name: round(total(own, name), 3) for name in ("wait_s", "compute_s")},
     }
 
 
 def _region(name: str, sites: Sequence[Report]) -> Report:
     own = [site for site in sites if site["region"] == name]
     return {"name": name, "sites": [site["name"] for site in own]} | {
-        total: sum(site[total] for site in own) for total in _BYTES
+        kind: sum(site[kind] for site in own) for kind in _BYTES
     }
-
-
-def _per_step(points: Sequence[schemas.StoredPoint], name: str) -> float:
-    """Bytes per step since the session's first report: without entry 0, with outer rounds."""
-    known = [(point.step, point.values[name] or 0.0) for point in points if name in point.values]
-    if not known or known[-1][0] == known[0][0]:
-        return 0.0
-    return (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
 
 
 def _series(points: Sequence[schemas.StoredPoint], name: str) -> list[float | None]:
@@ -125,7 +126,7 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def _agreement(report: Mapping[str, Any]) -> str:
-    if all(site["digest"] is None for site in report["sites"]):
+    if report["digests_equal"] is None:
         return ""
     return "; all sites hold the same parameters" if report["digests_equal"] else "; THE SITES' PARAMETERS DIFFER"
 
@@ -146,8 +147,13 @@ def _print_losses(report: Mapping[str, Any], console: Console) -> None:
 
 
 def _share(site: Mapping[str, Any]) -> str:
-    total = site["wait_s"] + site["compute_s"]
-    return f"{100 * site['wait_s'] / total:.0f} %" if total else "-"
+    lasted = site["wait_s"] + site["compute_s"]
+    return f"{100 * site['wait_s'] / lasted:.0f} %" if lasted else "-"
+
+
+def why(run: schemas.Run) -> str:
+    """The reason to be read behind the status, with which it may begin."""
+    return re.sub(rf"^{run.status}\b[:,;]? *", "", run.reason)
 
 
 def size(count: float) -> str:

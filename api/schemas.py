@@ -172,6 +172,7 @@ class Run(Message):
     regions: list[RegionView]
     alarms: list[str]
     changes: list[Change] = Field(default_factory=list, description="of settings, past and to come, by step")
+    in_force: InForce | None = Field(default=None, description="of these settings, at the step to be done next")
     warnings: list[str] = Field(default_factory=list, description="what is as it was asked for, and may not be meant")
 
 

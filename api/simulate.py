@@ -17,7 +17,7 @@ from api.client import CoordinatorClient
 from api.errors import IsthmusError
 from api.export import export_model, file_digest
 from api.processes import Service
-from api.report import build_report, print_report
+from api.report import build_report, print_report, why
 from api.schemas import SiteStatus
 from api.specs import OptimizerSpec, OuterSpec, RunSpec
 from api.watch import watch
@@ -98,11 +98,12 @@ def simulate(
         run = watch(client, run.id, console, check)
         report = build_report(client, run)
         if run.status != "succeeded":
-            console.print(f"run {run.status}: {run.reason}", style="bold red", soft_wrap=True, markup=False)
+            console.print(f"run {run.status}: {why(run)}", style="bold red", soft_wrap=True, markup=False)
         elif out is not None:
             export_model(client, run.id, out)
             report["model_digest"] = file_digest(out)
-            report["digests_equal"] &= report["model_digest"] == run.members[0].digest
+            same = report["model_digest"] == run.members[0].digest
+            report["digests_equal"] = report["digests_equal"] is True and same
         print_report(report, console)
         if report_file is not None:
             report_file.write_text(json.dumps(report, indent=2) + "\n")

@@ -8,7 +8,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from api import schemas
 from api.client import CoordinatorClient
-from api.report import size, steps_done
+from api.report import size, steps_done, why
+from api.totals import total
 
 __all__ = ["watch"]
 
@@ -44,13 +45,13 @@ def watch(
 
 def _describe(run: schemas.Run, points: Sequence[schemas.StoredPoint]) -> str:
     if run.status is not schemas.RunStatus.RUNNING or steps_done(run, points) == 0:
-        return f"{run.status}: {run.reason}"
+        return f"{run.status}: {why(run)}".partition("\n")[0]
     losses = [point.values["loss"] for point in points if point.values.get("loss") is not None]
     held_out = [point.values["heldout_loss"] for point in points if point.values.get("heldout_loss") is not None]
-    sent = {point.site: point.values["bytes_up"] for point in points if point.values.get("bytes_up") is not None}
+    sent = sum(total([point for point in points if point.site == member.site], "bytes_up") for member in run.members)
     parts = [
         f"loss {losses[-1]:.3f}" if losses else "",
         f"held-out {held_out[-1]:.3f}" if held_out else "",
-        f"sent {size(sum(value or 0.0 for value in sent.values()))}" if sent else "",
+        f"sent {size(sent)}" if sent else "",
     ]
     return "  ".join(part for part in parts if part)

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from api import schemas
+from coordinator.in_force import in_force_at
 from coordinator.records import Member, RunState
 from coordinator.waiting import reason_of, waiting_for
 
@@ -28,6 +29,7 @@ def run_view(state: RunState) -> schemas.Run:
         ],
         alarms=list(state.alarms),
         changes=list(state.changes),
+        in_force=in_force_at(state, min(state.step + 1, state.spec.steps)),
         warnings=_warnings(state),
     )
 

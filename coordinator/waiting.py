@@ -51,8 +51,12 @@ def reason_of(member: Member, state: RunState) -> str:
             if state.going_on and not state.has_rounds and arrived_at(state, state.outer_rounds + 1):
                 there = f"wait for outer round {state.outer_rounds + 1}, for which others have arrived already"
             doing = f"its ranks {there if member.ready else 'have not joined'}"
-            return f"{doing}; attempt {member.attempt} after {member.failure}" if member.failure else doing
+            return f"{doing}; {_after_failure(member)}" if member.failure else doing
     return ""
+
+
+def _after_failure(member: Member) -> str:
+    return f"attempt {member.attempt} after {member.failure}"
 
 
 def _names(sites: Iterable[str]) -> str:
@@ -93,10 +97,15 @@ def _starting(state: RunState) -> str:
             return f"region {region}: {there} of at least {least} sites there: {_absent(state, members) or 'add sites'}"
     missing = [site for site in present if not state.members[site].ready]
     if missing:
-        return f"waiting for {len(missing)} of {len(present)} sites to join: {_names(missing)}"
+        named = _names(_with_failure(state.members[site]) for site in missing)
+        return f"waiting for {len(missing)} of {len(present)} sites to join: {named}"
     if state.origin is not None:
         return "making the initial parameters of what the run begins with"
     return f"waiting for {state.first_site} to upload the initial parameters"
+
+
+def _with_failure(member: Member) -> str:
+    return f"{member.site} ({_first_line(_after_failure(member))})" if member.failure else member.site
 
 
 # --- while it runs ----------------------------------------------------------------------------------------------------

@@ -59,7 +59,10 @@ def replay(
     with Connection().client(_PATIENCE_S) as client:
         found = client.run(run)
         manifest = None if snapshot is None else manifest_of(client, run, snapshot)
-        report = compared(found, [_rebuilt(client, found, name, to, manifest) for name in _regions(found, region)])
+        regions = [_rebuilt(client, found, name, to, manifest) for name in _regions(found, region)]
+    report = compared(found, regions)
+    if to is not None:
+        _say_where_logs_end(regions, to)
     if as_json:
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:
@@ -90,10 +93,17 @@ def _rebuilt(client: CoordinatorClient, run: Run, region: str, to: int | None, s
         return rebuild(client, run, region, to, say, snapshot)
 
 
+def _say_where_logs_end(regions: Sequence[Rebuilt], to: int) -> None:
+    for rebuilt in regions:
+        if rebuilt.whole and rebuilt.step < to:
+            said = f"the log of region {rebuilt.region} ends with step {rebuilt.step}: replayed to there, not to {to}"
+            err.print(f"isthmus: {said}", markup=False, soft_wrap=True)
+
+
 def _why_not(run: Run, to: int | None) -> str:
     if not run.status.terminal:
         return f"run {run.id} is {run.status}"
-    if to is not None:
+    if to is not None and to < max(region.step for region in run.regions):
         return f"replayed to step {to} only"
     return f"no site of run {run.id}, which is {run.status}, has reported the end of its training"
 

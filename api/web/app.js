@@ -26,16 +26,17 @@ async function overviewPage(signal) {
 
 function runPage(id) {
   const path = `v1/runs/${id}`;
-  let items = [], rounds = [], chart = null, box = null;
+  let items = [], rounds = [], snapshots = {}, chart = null, box = null;
   let final = 0; // times that a terminal run's metrics were read: the second catches what arrived late
   return async (signal) => {
     const run = await get(path, signal);
     if (final < 2) {
       const answers = [get(`${path}/metrics?max_points=1000`, signal), get(`${path}/outer-rounds`, signal)];
-      [items, rounds] = (await Promise.all(answers)).map((page) => page.items);
+      answers.push(get(`${path}/snapshots`, signal));
+      [{ items }, { items: rounds }, snapshots] = await Promise.all(answers);
       if (isTerminal(run)) final += 1;
     }
-    show(detail(run, items, rounds));
+    show(detail(run, items, rounds, snapshots));
     document.title = `${run.spec.name}: ${run.status} · Isthmus`;
     const place = document.querySelector("#loss");
     if (place && place !== box) [box, chart] = [place, new LossChart(place, signal)];

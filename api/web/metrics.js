@@ -15,31 +15,46 @@ export function latest(points, name) {
   return points.findLast((point) => is(point.values[name]))?.values[name] ?? null;
 }
 
-// Values count up from the beginning of a session, and start again at 0 with the next one. `perStep` is taken between
-// reports, so what a session costs once before its first report (sending the start) is in `sum` only.
-export function total(points, name) {
-  let sum = 0, moved = 0, steps = 0, last = null;
-  for (const { step, values } of points) {
-    const value = values[name];
-    if (!is(value)) continue;
-    if (last && value >= last.value) {
-      sum += value - last.value;
-      moved += value - last.value;
-      steps += step - last.step;
-    } else {
-      sum += value;
+// Values count from the beginning of a session. In the order of time, since a site that starts again does so at an
+// earlier step: what a session has sent, and how long it has lasted, never falls.
+function sessions(points) {
+  const found = [];
+  let before = {};
+  for (const point of [...points].sort((a, b) => new Date(a.at) - new Date(b.at) || a.step - b.step)) {
+    const { bytes_up: sent, wait_s: wait, compute_s: compute } = point.values;
+    const now = { sent, lasted: is(wait) && is(compute) ? wait + compute : null };
+    const fallen = (name) => is(now[name]) && is(before[name]) && now[name] < before[name];
+    if (!found.length || fallen("sent") || fallen("lasted")) {
+      found.push([]);
+      before = {};
     }
-    last = { value, step };
+    for (const name of ["sent", "lasted"]) if (is(now[name])) before[name] = now[name];
+    found.at(-1).push(point);
   }
-  return { sum: last && sum, perStep: steps ? moved / steps : null };
+  return found;
+}
+
+// Of one site, over all of its sessions. `perStep` is taken between the reports of each, so what a session costs once
+// before its first report (sending the start) is in `sum` only.
+export function total(points, name) {
+  let sum = null, moved = 0, steps = 0;
+  for (const session of sessions(points)) {
+    const known = session.filter(({ values }) => is(values[name]));
+    if (!known.length) continue;
+    const first = known[0], last = known.at(-1);
+    sum += last.values[name];
+    moved += last.values[name] - first.values[name];
+    steps += last.step - first.step;
+  }
+  return { sum, perStep: steps > 0 ? moved / steps : null };
 }
 
 // Traffic and time of one site. Compression: 2 bytes per parameter and step, one way, against what the site sent.
 export function summary(points) {
   const up = total(points, "bytes_up");
   const down = total(points, "bytes_down");
-  const wait = latest(points, "wait_s");
-  const compute = latest(points, "compute_s");
+  const wait = total(points, "wait_s").sum;
+  const compute = total(points, "compute_s").sum;
   const ddp = latest(points, "ddp_bytes_per_step");
   return {
     up,

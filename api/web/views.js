@@ -7,6 +7,9 @@ const TERMINAL = ["succeeded", "stopped", "failed"];
 const SHOWN_ROUNDS = 20;
 export const isTerminal = (run) => TERMINAL.includes(run.status);
 
+// The reason to be read behind the status, with which it may begin.
+const why = (run) => run.reason.replace(new RegExp(`^${run.status}\\b[:,;]? *`), "");
+
 const percent = (share) => (share === null ? null : `${Math.round(share * 100)} %`);
 const code = (text, label) => h("code", { title: label }, text);
 
@@ -30,7 +33,7 @@ const RUN_COLUMNS = [
   ["Run", (run) => [h("a", { href: `#/runs/${encodeURIComponent(run.id)}` }, run.spec.name), " ", code(run.id.slice(-8), run.id)]],
   ["Status", (run) => badge(run.status)],
   ["Step", (run) => `${count(run.step)} / ${count(run.spec.steps)}`, "number"],
-  ["Reason", (run) => run.reason || null, "wide"],
+  ["Reason", (run) => why(run).split("\n")[0] || null, "wide"],
   ["Since", (run) => when(run.since), "short"],
 ];
 
@@ -57,7 +60,7 @@ export function missing(reason) {
   return h("div", { class: "page" }, crumb(), h("p", { class: "alarm" }, reason));
 }
 
-export function detail(run, items, rounds) {
+export function detail(run, items, rounds, snapshots) {
   const sites = bySite(items);
   const members = run.members.map((member) => ({ ...member, ...summary(sites.get(member.site) ?? []) }));
   return h(
@@ -65,7 +68,8 @@ export function detail(run, items, rounds) {
     { class: "page" },
     crumb(),
     h("h1", {}, run.spec.name, " ", badge(run.status)),
-    h("p", { class: "reason" }, run.reason, run.reason && " · ", "since ", when(run.since)),
+    h("p", { class: "reason" }, why(run), why(run) && " · ", "since ", when(run.since)),
+    h("div", {}, run.changes.map((change) => h("p", { class: "muted" }, changed(change)))),
     h("div", {}, run.warnings.map((warning) => h("p", { class: "muted" }, warning))),
     h("div", {}, run.alarms.map((alarm) => h("p", { class: "alarm", role: "alert" }, h("strong", {}, "⚠ Alarm: "), alarm))),
     progress(run, items),
@@ -79,7 +83,14 @@ export function detail(run, items, rounds) {
       : empty("No site takes part yet. See which are online: ", code("isthmus site list"), "."),
     h("h2", {}, "Outer rounds"),
     outerPart(run, rounds),
+    h("h2", {}, "Snapshots"),
+    snapshotPart(run, snapshots),
   );
+}
+
+function changed({ from_step, ...settings }) {
+  const known = Object.entries(settings).filter(([, value]) => value !== null);
+  return `from step ${count(from_step)} on: ${known.map(([name, value]) => `${name} ${value}`).join(", ")}`;
 }
 
 // Where sites train by themselves, the logs tell of outer rounds only; what the sites report tells of the steps between.
@@ -102,7 +113,7 @@ function progress(run, items) {
 }
 
 function facts(run, items, members) {
-  const { optimizer, outer, task } = run.spec;
+  const { optimizer, outer, task } = run.spec, { lr, k, every } = run.in_force;
   const heldout = items.filter((point) => typeof point.values.heldout_loss === "number");
   const last = heldout.toSorted((a, b) => a.step - b.step).at(-1);
   const rates = members.map((member) => member.up.perStep).filter((rate) => rate !== null);
@@ -111,16 +122,18 @@ function facts(run, items, members) {
   const rows = [
     ["Held-out loss", last ? last.values.heldout_loss.toFixed(3) : "–", last ? `at step ${count(last.step)}` : "not measured yet"],
     ["Sent per step", rates.length ? bytes(Math.max(...rates)) : "–", "by the site that sends most"],
-    ["Less than DDP", least ? times(least) : "–", "2 bytes per parameter, one way"],
+    ["vs DDP", least ? against(least) : "–", "2 bytes per parameter, one way"],
     ["Tokens", tokens ? count(tokens) : "–", "over all sites"],
     ["Task", task, `created ${new Date(run.created_at).toLocaleString()}`],
-    ["Optimizer", optimizer.kind === "demo" ? `DeMo k=${optimizer.k} ${optimizer.codec}` : optimizer.kind, outer ? `outer step every ${outer.every}, ${outer.optimizer}${outer.optimizer === "average" ? "" : ` lr ${outer.lr}`}` : "no outer step"],
+    ["Learning rate", String(lr), "at its peak"],
+    ["Optimizer", optimizer.kind === "demo" ? `DeMo k=${k} ${optimizer.codec}` : optimizer.kind, outer ? `outer step every ${every}, ${outer.optimizer}${outer.optimizer === "average" ? "" : ` lr ${outer.lr}`}` : "no outer step"],
   ];
   return h("dl", { class: "facts" }, rows.map(([name, value, note]) =>
     h("div", {}, h("dt", {}, name), h("dd", {}, value), h("dd", { class: "muted" }, note))));
 }
 
-const times = (ratio) => `${ratio < 100 ? ratio.toPrecision(2) : count(Math.round(ratio))}×`;
+// What a site sends as a part or a multiple of what DDP would send, as `isthmus run show` has it.
+const against = (ratio) => (ratio >= 1 ? `1/${ratio.toFixed(0)}` : `${(1 / ratio).toFixed(0)}x`);
 
 function lossPart(run, items) {
   const losses = items.filter(({ values }) => typeof (values.loss ?? values.heldout_loss) === "number");
@@ -159,7 +172,7 @@ function memberColumns(run) {
     ["Up", (member) => bytes(member.up.sum), "number"],
     ["Down / step", (member) => bytes(member.down.perStep), "number"],
     ["Down", (member) => bytes(member.down.sum), "number"],
-    ["Less than DDP", (member) => (member.compression === null ? null : times(member.compression)), "number"],
+    ["vs DDP", (member) => (member.compression === null ? null : against(member.compression)), "number"],
     ["Waiting", (member) => percent(member.waitShare), "number"],
     ["Digest", (member) => member.digest && [code(member.digest.slice(0, 12), member.digest), " ", mark(member)]],
   ];
@@ -167,7 +180,7 @@ function memberColumns(run) {
 
 function outerPart(run, rounds) {
   if (!run.spec.outer) return empty("This run has no outer step: all its sites exchange at every step.");
-  if (!rounds.length) return empty(isTerminal(run) ? "No outer round was reached." : `The first outer round comes after step ${count(run.spec.outer.every)}.`);
+  if (!rounds.length) return empty(isTerminal(run) ? "No outer round was reached." : `The first outer round comes after step ${count(run.in_force.every)}.`);
   const weights = ({ weights }) => {
     const all = Object.values(weights).reduce((sum, tokens) => sum + tokens, 0) || 1;
     return Object.entries(weights).sort().map(([name, tokens]) => `${name} ${percent(tokens / all)} (${count(tokens)} tokens)`).join(", ");
@@ -185,5 +198,20 @@ function outerPart(run, rounds) {
     {},
     table("Outer rounds", columns, newest, (round) => round.number),
     rounds.length > SHOWN_ROUNDS && h("p", { class: "muted" }, `The newest ${SHOWN_ROUNDS} of ${count(rounds.length)}.`),
+  );
+}
+
+function snapshotPart(run, { items, wanted }) {
+  const columns = [
+    ["Snapshot", (made) => code(`${run.id}/${made.number}`)],
+    ["Step", (made) => count(made.step), "number"],
+    ["Manifest", (made) => code(made.manifest.slice(0, 12), made.manifest)],
+  ];
+  const newest = items.toReversed();
+  return h(
+    "div",
+    {},
+    newest.length ? table("Snapshots", columns, newest, (made) => made.number) : empty("None is kept."),
+    wanted !== null && h("p", { class: "muted" }, `Snapshot ${wanted} is being made.`),
   );
 }

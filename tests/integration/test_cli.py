@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from api.schemas import MetricPoint
 from api.specs import OuterSpec, RoundsSpec, SnapshotsSpec
 from tests.conftest import wait_until
 from tests.contract.by_hand import RunByHand
@@ -30,6 +31,23 @@ def isthmus(coordinator, tmp_path) -> Isthmus:
         return subprocess.run(
             [BIN, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
         )
+
+    return run
+
+
+@pytest.fixture
+def first_line(coordinator, tmp_path) -> Callable[..., str]:
+    """What the command says first, which is then ended."""
+
+    def run(*words: str) -> str:
+        environment = os.environ | {"ISTHMUS_COORDINATOR": coordinator.url, "ISTHMUS_TOKEN": coordinator.token("admin")}
+        with subprocess.Popen(
+            [BIN, *words], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            process.terminate()
+        return line
 
     return run
 
@@ -163,6 +181,18 @@ def test_snapshots_are_made_listed_and_exported(isthmus, coordinator, tmp_path):
     assert "stopped" in ended.stderr
 
 
+def test_what_a_site_sent_before_it_started_again_counts(isthmus, first_line, coordinator):
+    run = RunByHand(coordinator, ("west",))
+    (site,) = run.sites
+    site.contribute(1, wait=20)
+    for sent in (4_000_000, 3_000_000):
+        site.ranks.add_metrics(run.id, site.name, [MetricPoint(step=1, values={"bytes_up": sent})])
+    assert first_line("run", "watch", run.id) == "step 1/3  sent 7.0 MB\n"
+    report = json.loads(isthmus("run", "show", run.id, "--json").stdout)["report"]
+    assert [site["bytes_up"] for site in report["sites"] + report["regions"]] == [7_000_000] * 2
+    run.admin.stop_run(run.id)
+
+
 def test_create_show_stop_and_delete(isthmus, tmp_path):
     created = json.loads(isthmus("run", "create", write_spec(tmp_path), "--json").stdout)
     assert created["status"] == "pending"
@@ -173,12 +203,14 @@ def test_create_show_stop_and_delete(isthmus, tmp_path):
     assert created["id"] not in isthmus("run", "list").stdout
 
 
-def test_pause_resume_and_members(isthmus, coordinator):
+def test_pause_resume_and_members(isthmus, first_line, coordinator):
     run = RunByHand(coordinator, ("west",) * 2, steps=10)
     second = run.sites[1]
     for site in run.sites:
         site.beat()
-    assert "paused" in isthmus("run", "pause", run.id).stdout
+    goes_on = "`isthmus run resume` goes on; region west: step 1, waiting for 2 of 2 sites: "
+    assert f"{run.id}: paused, step 0 of 10; {goes_on}" in isthmus("run", "pause", run.id).stdout
+    assert f"step 0/10  paused: {goes_on}" in first_line("run", "watch", run.id)
     assert json.loads(isthmus("run", "resume", run.id, "--json").stdout)["status"] == "running"
     second.agent.leave(second.name)
     report = json.loads(isthmus("run", "show", run.id, "--json").stdout)["report"]
@@ -194,6 +226,10 @@ def test_pause_resume_and_members(isthmus, coordinator):
         f"isthmus: site {second.name} cannot be added: site {second.name} is left",
     )
     assert isthmus("run", "stop", run.id).returncode == 0
+    shown = isthmus("run", "show", run.id)
+    report = json.loads(isthmus("run", "show", run.id, "--json").stdout)["report"]
+    assert report["digests_equal"] is None
+    assert "DIFFER" not in shown.stdout
 
 
 def test_a_reason_that_looks_like_markup_is_shown_as_it_is(isthmus, coordinator):

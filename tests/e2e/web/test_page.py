@@ -9,6 +9,11 @@ import subprocess
 import httpx
 import pytest
 
+from api.schemas import MetricPoint
+from api.specs import Change, OuterSpec, SnapshotsSpec
+from tests.conftest import wait_until
+from tests.contract.by_hand import RunByHand
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
     "--headless",
@@ -94,6 +99,34 @@ def test_the_overview_lists_runs_and_sites(browse, finished_run, run):
     assert f'data-status="{run["status"]}"' in row
     for member in run["members"]:
         assert f'data-row="{member["site"]}"' in document
+
+
+def test_a_run_shows_what_is_in_force_its_snapshots_and_what_restarts_add_up_to(browse, coordinator):
+    run = RunByHand(coordinator, ("west",), steps=9, outer=OuterSpec(every=1), snapshots=SnapshotsSpec(every=1))
+    (site,) = run.sites
+    run.admin.change_run(run.id, Change(from_step=2, lr=0.375, k=17, every=4))
+    run.admin.change_run(run.id, Change(from_step=3, k=19))
+    site.contribute(1, wait=20)
+    site.announce(1, 0, run.parameters.tobytes())
+    wait_until(lambda: run.admin.snapshots(run.id).items, "the snapshot")
+    for step, sent in ((0, 1_000_000), (1, 4_000_000), (1, 3_000_000)):
+        values = {"bytes_up": sent, "ddp_bytes_per_step": 1_000_000}
+        site.ranks.add_metrics(run.id, site.name, [MetricPoint(step=step, values=values)])
+    run.admin.pause_run(run.id)
+
+    document = browse(f"{coordinator.url}/#/runs/{run.id}?token={coordinator.token('observer')}")
+
+    facts = re.search(r"<dl.*?</dl>", document, re.S).group()
+    for shown in (">0.375<", "DeMo k=17 ", "outer step every 4,"):
+        assert shown in facts
+    assert "from step 2 on: lr 0.375, k 17, every 4" in document
+    assert "from step 3 on: k 19" in document
+    assert f"{run.id}/1" in re.search(r"Snapshots</h2>.*", document, re.S).group()
+    row = re.search(rf'<tr data-row="{site.name}">.*?</tr>', document, re.S).group()
+    assert "7.00 MB" in row
+    assert ">3x<" in row
+    assert 'class="reason">`isthmus run resume` goes on; ' in document
+    run.admin.stop_run(run.id)
 
 
 def test_a_wrong_token_is_asked_for_again_with_the_reason(browse, finished_run, run):

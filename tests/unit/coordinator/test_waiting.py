@@ -108,6 +108,16 @@ def test_too_few_sites():
     )
 
 
+def test_what_went_wrong_while_it_starts():
+    driver = Driver(THREE)
+    driver.send(StartRequested(THREE))
+    driver.send(driver.gone("b", 3, rank=1, detail="Traceback\nValueError: boom"))
+    boom = "b (attempt 2 after rank 1: exit code 3: ValueError: boom)"
+    assert driver.words == f"waiting for 3 of 3 sites to join: a, {boom}, c"
+    driver.send(driver.layout("a"))
+    assert driver.words == f"waiting for 2 of 3 sites to join: {boom}, c"
+
+
 def test_nobody_is_there():
     driver = Driver(TWO, steps=1, every=1).begin().until_outer()
     driver.send(SiteLost("a", "no heartbeat"))

@@ -1,0 +1,73 @@
+"""The report of a run, and the words around its status."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from api.report import digests_equal, why
+from api.schemas import Run
+from api.specs import RunSpec
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def run_of(*digests: str | None, status="stopped", reason="", condition="active") -> Run:
+    members = [
+        {
+            "site": site,
+            "region": "west",
+            "attempt": 1,
+            "ready": True,
+            "condition": condition,
+            "since": NOW,
+            "reason": "",
+            "digest": digest,
+        }
+        for site, digest in zip("abc", digests, strict=False)
+    ]
+    return Run(
+        id="x",
+        spec=RunSpec(name="x", task="nothing", steps=3),
+        status=status,
+        reason=reason,
+        since=NOW,
+        created_at=NOW,
+        step=1,
+        outer_rounds=0,
+        members=members,
+        regions=[{"name": "west", "step": 1, "tokens": 0}],
+        alarms=[],
+    )
+
+
+A, B = "a" * 64, "b" * 64
+
+
+@pytest.mark.parametrize(
+    ("run", "equal"),
+    [
+        (run_of(None, None), None),
+        (run_of(), None),
+        (run_of(A, None), None),
+        (run_of(A, A), True),
+        (run_of(A, B, None), False),
+        (run_of(A, B, condition="away"), None),
+    ],
+)
+def test_whether_digests_are_equal(run, equal):
+    assert digests_equal(run) is equal
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words"),
+    [
+        ("paused", "paused: the loss is NaN, `isthmus run resume`", "the loss is NaN, `isthmus run resume`"),
+        ("paused", "paused, `isthmus run resume` goes on", "`isthmus run resume` goes on"),
+        ("paused", "paused; all 3 steps done", "all 3 steps done"),
+        ("stopped", "stopped by request at step 0 of 3", "by request at step 0 of 3"),
+        ("failed", "failedly", "failedly"),
+        ("starting", "waiting for 1 of 2 sites to join: b", "waiting for 1 of 2 sites to join: b"),
+    ],
+)
+def test_the_status_is_not_said_twice(status, reason, words):
+    assert why(run_of(status=status, reason=reason)) == words
