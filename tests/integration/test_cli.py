@@ -108,6 +108,15 @@ def test_a_spec_that_makes_no_sense_is_refused(isthmus, tmp_path, values, messag
     assert "run.json" in done.stderr
 
 
+def test_a_spec_that_is_no_text_is_refused(isthmus, tmp_path):
+    (tmp_path / "run.json").write_bytes(b'{"name": "\xff"}')
+    done = isthmus("run", "start", "run.json")
+    assert (done.returncode, done.stderr.strip()) == (
+        1,
+        "isthmus: run spec run.json is not UTF-8 text: invalid start byte at byte 10",
+    )
+
+
 def test_a_spec_to_simulate_is_not_varied_by_options(isthmus, tmp_path):
     spec = write_spec(tmp_path, task="tiny_lm")
     done = isthmus("simulate", "--spec", spec, "--steps", "3", "--outer-every", "1")
