@@ -84,12 +84,11 @@ class _Interrupted(BaseException):
 
 
 class Daemon:
-    """One per site. `serve` returns after `interrupt`; everything it started is gone then."""
+    """One per site and directory. `serve` returns after `interrupt`; everything it started is gone then."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._directory = settings.directory
-        self._directory.mkdir(parents=True, exist_ok=True)
         self._secret = _own_secret(self._directory / "secret")
         self._client = self._connect(self._secret, patience=10.0)
         self._heartbeat_s = 5.0

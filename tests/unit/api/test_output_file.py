@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from api.errors import IsthmusError
-from api.output_file import output_file, require_writable
+from api.output_file import make_directory, output_file, require_writable
 
 
 def test_a_file_is_whole_or_not_there(tmp_path):
@@ -27,3 +27,9 @@ def test_a_file_is_whole_or_not_there(tmp_path):
 def test_where_none_can_be_written(path, reason):
     with pytest.raises(IsthmusError, match=f"^cannot write {path}: .*{reason}"):
         require_writable(Path(path))
+
+
+@pytest.mark.parametrize(("path", "reason"), [("/proc/x", "No such file"), ("/dev/null", "it is a file")])
+def test_where_no_directory_can_be(path, reason):
+    with pytest.raises(IsthmusError, match=f"^cannot make the directory {path}: {reason}"):
+        make_directory(Path(path))

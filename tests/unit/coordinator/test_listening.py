@@ -1,4 +1,4 @@
-"""The coordinator's listener, and where it keeps its data."""
+"""The coordinator's listener."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from api.errors import IsthmusError
-from coordinator.__main__ import _listen, main
+from coordinator.__main__ import _listen
 
 
 def test_answers_are_not_held_back():
@@ -34,9 +34,3 @@ def test_a_port_that_is_taken():
         port = listener.getsockname()[1]
         with pytest.raises(IsthmusError, match=f"cannot listen on 127.0.0.1 port {port}: .*--port"):
             _listen("127.0.0.1", port)
-
-
-@pytest.mark.parametrize("folder", ["/proc/x", "/dev/null"])
-def test_a_data_directory_that_cannot_be(capsys, folder):
-    assert main(["--port", "0", "--data-dir", folder]) == 1
-    assert f"isthmus coordinator: cannot make the directory {folder}: " in capsys.readouterr().err
