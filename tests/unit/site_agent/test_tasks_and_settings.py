@@ -120,6 +120,7 @@ def test_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         ({"task": []}, "at least 1"),
         ({"ranks": 0}, "greater than or equal to 1"),
         ({"name": "Upper"}, "Upper"),
+        ({"coordinator": "127.0.0.1:8420"}, "'127.0.0.1:8420' is no .*http://HOST:PORT"),
     ],
 )
 def test_settings_that_make_no_sense(change: dict[str, object], message: str):
