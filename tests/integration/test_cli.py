@@ -72,6 +72,8 @@ def test_tokens(isthmus):
         (("run", "start", "missing.json"), {}, "there is no file missing.json"),
         (("run", "create", "missing.json"), {}, "cannot read the run spec missing.json: No such file"),
         (("site", "remove", "nowhere"), {}, "there is no site 'nowhere'"),
+        (("run", "start", "."), {}, "'.' is neither a run's id nor a name"),
+        (("run", "delete", ".."), {}, "'..' is neither a run's id nor a name"),
         (("run", "pause", "nope"), {}, "there is no run 'nope'"),
         (("run", "resume", "nope"), {}, "there is no run 'nope'"),
         (("run", "add-site", "nope", "ant"), {}, "there is no run 'nope'"),
@@ -168,8 +170,11 @@ def test_snapshots_are_made_listed_and_exported(isthmus, coordinator, tmp_path):
     assert "site nowhere is not registered" in started.stderr
     run.admin.stop_run(run.id)
     site.beat(site.failed())
-    ended = isthmus("run", "snapshot", run.id)
-    assert "stopped" in ended.stderr
+    for command in ("snapshot", "resume", "export"):
+        more = ("--out", "x") if command == "export" else ()
+        ended = isthmus("run", command, run.id, *more)
+        assert f"run {run.id} is stopped" in ended.stderr
+        assert f"a new run can go on from its last snapshot, `isthmus run start FILE --from {run.id}/1`" in ended.stderr
 
 
 def test_create_show_stop_and_delete(isthmus, tmp_path):
@@ -200,7 +205,8 @@ def test_pause_resume_and_members(isthmus, coordinator):
     refused = isthmus("run", "add-site", run.id, second.name)
     assert (refused.returncode, refused.stderr.strip()) == (
         1,
-        f"isthmus: site {second.name} cannot be added: site {second.name} is left",
+        f"isthmus: site {second.name} cannot be added: site {second.name} is left: its agent was stopped; start it "
+        "again",
     )
     assert isthmus("run", "stop", run.id).returncode == 0
 
