@@ -170,6 +170,9 @@ def test_snapshots_are_made_listed_and_exported(isthmus, coordinator, tmp_path):
     assert "site nowhere is not registered" in started.stderr
     run.admin.stop_run(run.id)
     site.beat(site.failed())
+    assert "as many as its spec says in `snapshots.keep`" in " ".join(
+        isthmus("run", "snapshot", "--help").stdout.split()
+    )
     for command in ("snapshot", "resume", "export"):
         more = ("--out", "x") if command == "export" else ()
         ended = isthmus("run", command, run.id, *more)
