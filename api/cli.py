@@ -133,9 +133,11 @@ def _require_alone(context: typer.Context, spec: Path) -> None:
 
 def _spec(path: Path) -> RunSpec:
     try:
-        return RunSpec.model_validate_json(path.read_text())
+        return RunSpec.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise IsthmusError(f"cannot read the run spec {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise IsthmusError(f"run spec {path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     except ValidationError as error:
         raise IsthmusError(f"run spec {path}: {'; '.join(faults_of(error.errors()))}") from None
 

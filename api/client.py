@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from api import schemas, specs
 from api.access import AuditPage, IssuedToken, Token, TokenPage, TokenRequest
-from api.errors import UnreachableError
+from api.errors import IsthmusError, UnreachableError
 from api.patient_http import PatientHttp
 from api.service import Answer
 from api.transfers import OtherBytesError, Source, download, source_of, upload
@@ -163,31 +163,31 @@ class CoordinatorClient:
     # --- ranks --------------------------------------------------------------------------------------------------------
 
     def take_seat(self, run: str, site: str, seat: schemas.Seat) -> None:
-        self._http.send("PUT", f"/v1/runs/{run}/sites/{site}/seat", json=seat)
+        self._http.send("PUT", f"/v1/runs/{_segment(run)}/sites/{site}/seat", json=seat)
 
     def join(self, run: str, site: str, request: schemas.JoinRequest) -> schemas.JoinReply:
-        response = self._http.send("PUT", f"/v1/runs/{run}/sites/{site}/layout", json=request)
+        response = self._http.send("PUT", f"/v1/runs/{_segment(run)}/sites/{site}/layout", json=request)
         return schemas.JoinReply.model_validate_json(response.content)
 
     def caught_up(self, run: str, site: str, report: schemas.CaughtUp) -> schemas.CaughtUpReply:
-        response = self._http.send("POST", f"/v1/runs/{run}/sites/{site}/caught-up", json=report)
+        response = self._http.send("POST", f"/v1/runs/{_segment(run)}/sites/{site}/caught-up", json=report)
         return schemas.CaughtUpReply.model_validate_json(response.content)
 
     def upload_start(self, run: str, site: str, start: schemas.StartUpload) -> None:
-        self._http.send("PUT", f"/v1/runs/{run}/sites/{site}/start", json=start)
+        self._http.send("PUT", f"/v1/runs/{_segment(run)}/sites/{site}/start", json=start)
 
     def report_final(self, run: str, site: str, report: schemas.FinalReport) -> schemas.FinalReply:
-        response = self._http.send("PUT", f"/v1/runs/{run}/sites/{site}/final", json=report)
+        response = self._http.send("PUT", f"/v1/runs/{_segment(run)}/sites/{site}/final", json=report)
         return schemas.FinalReply.model_validate_json(response.content)
 
     def contribute(self, run: str, region: str, step: int, site: str, part: int, body: bytes, wait: float) -> Answer:
-        path = f"/v1/runs/{run}/regions/{region}/steps/{step}/contributions/{site}/parts/{part}"
+        path = f"/v1/runs/{_segment(run)}/regions/{region}/steps/{step}/contributions/{site}/parts/{part}"
         return _answer(self._http.send("PUT", path, body=body, params={"wait": wait}))
 
     def abstain(
         self, run: str, region: str, step: int, site: str, abstention: schemas.Abstention, wait: float
     ) -> Answer:
-        path = f"/v1/runs/{run}/regions/{region}/steps/{step}/abstentions/{site}"
+        path = f"/v1/runs/{_segment(run)}/regions/{region}/steps/{step}/abstentions/{site}"
         return _answer(self._http.send("PUT", path, json=abstention, params={"wait": wait}))
 
     def update(self, run: str, region: str, step: int, part: int, wait: float) -> bytes | None:
@@ -195,24 +195,24 @@ class CoordinatorClient:
         return self.update_answer(run, region, step, part, wait).message
 
     def update_answer(self, run: str, region: str, step: int, part: int, wait: float) -> Answer:
-        path = f"/v1/runs/{run}/regions/{region}/steps/{step}/update/parts/{part}"
+        path = f"/v1/runs/{_segment(run)}/regions/{region}/steps/{step}/update/parts/{part}"
         return _answer(self._http.send("GET", path, params={"wait": wait}))
 
     def log(
         self, run: str, region: str, start: int, stop: int | None = None, wait: float | None = None
     ) -> schemas.LogPage:
         """Headers of entries `start` to `stop` (exclusive), waiting until there is at least one."""
-        path = f"/v1/runs/{run}/regions/{region}/log"
+        path = f"/v1/runs/{_segment(run)}/regions/{region}/log"
         return self._get(schemas.LogPage, path, **{"from": start, "to": stop, "wait": wait})
 
     def entry(self, run: str, region: str, seq: int, part: int = 0) -> bytes:
-        return self._http.send("GET", f"/v1/runs/{run}/regions/{region}/log/{seq}/parts/{part}").content
+        return self._http.send("GET", f"/v1/runs/{_segment(run)}/regions/{region}/log/{seq}/parts/{part}").content
 
     def announce(
         self, run: str, number: int, fragment: int, site: str, announcement: schemas.Announcement, wait: float
     ) -> schemas.AnnouncementReply:
         """Waits until the outer round is open; still not open is a ConflictError `outer_round_not_open`."""
-        path = f"/v1/runs/{run}/outer-rounds/{number}/fragments/{fragment}/sites/{site}"
+        path = f"/v1/runs/{_segment(run)}/outer-rounds/{number}/fragments/{fragment}/sites/{site}"
         response = self._http.send("PUT", path, json=announcement, params={"wait": wait})
         return schemas.AnnouncementReply.model_validate_json(response.content)
 
@@ -227,7 +227,7 @@ class CoordinatorClient:
 
     def take_snapshot(self, run: str, number: int, site: str, upload: schemas.SnapshotUpload) -> None:
         """What a site that was asked for it has stored."""
-        self._http.send("PUT", f"/v1/runs/{run}/snapshots/{number}/sites/{site}", json=upload)
+        self._http.send("PUT", f"/v1/runs/{_segment(run)}/snapshots/{number}/sites/{site}", json=upload)
 
     # --- blobs --------------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class CoordinatorClient:
 
     def get_blob(self, digest: str) -> bytes:
         """The blob, verified against its name."""
-        return self._verified(lambda: b"".join(self.read_blob(digest)))
+        return self._verified(digest, lambda: b"".join(self.read_blob(digest)))
 
     def read_blob(self, digest: str) -> Iterator[bytes]:
         """The blob in blocks, in bounded memory; goes on where a link broke.
@@ -271,28 +271,36 @@ class CoordinatorClient:
             file.truncate()
             file.writelines(self.read_blob(digest))
 
-        self._verified(write)
+        self._verified(digest, write)
 
     @staticmethod
-    def _verified(fetch: Callable[[], T]) -> T:
+    def _verified(digest: str, fetch: Callable[[], T]) -> T:
         """Bytes that were changed on their way are asked for again."""
         for _ in range(_DAMAGED_AT_MOST):
             try:
                 return fetch()
             except OtherBytesError:
                 continue
-        return fetch()
+        try:
+            return fetch()
+        except OtherBytesError:
+            damaged = f"blob {digest} is damaged at the coordinator: {_DAMAGED_AT_MOST + 1} times it arrived with other"
+            raise OtherBytesError(f"{damaged} bytes than its name says; restore it there from a backup") from None
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
     def add_metrics(self, run: str, site: str, points: Sequence[schemas.MetricPoint]) -> None:
-        self._http.send("POST", f"/v1/runs/{run}/metrics", json=schemas.MetricReport(site=site, points=list(points)))
+        self._http.send(
+            "POST", f"/v1/runs/{_segment(run)}/metrics", json=schemas.MetricReport(site=site, points=list(points))
+        )
 
     def metrics(self, run: str, max_points: int | None = None) -> list[schemas.StoredPoint]:
         return self._get(schemas.MetricPage, f"/v1/runs/{_segment(run)}/metrics", max_points=max_points).items
 
 
 def _segment(text: str) -> str:
+    if text in ("", ".", ".."):  # which would be taken out of the path
+        raise IsthmusError(f"{text!r} is neither a run's id nor a name")
     return quote(text, safe="")
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from api.client import CoordinatorClient
 from api.errors import IsthmusError
-from api.tls import warning_about
+from api.tls import CoordinatorUrl, warning_about
 
 __all__ = ["Connection"]
 
@@ -21,7 +21,7 @@ class Connection(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ISTHMUS_", env_ignore_empty=True, frozen=True)
 
-    coordinator: str | None = None
+    coordinator: CoordinatorUrl | None = None
     token: str | None = None
     ca_file: Path | None = None
     data_dir: Path = Path("isthmus-data")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from algorithms.layout import ParameterLayout
 from algorithms.tensor_file import ITEM_BYTES, StoredTensor, file_header, read_header
 from api.client import CoordinatorClient
 from api.errors import IsthmusError, NotFoundError
+from api.output_file import output_file, require_writable
 from api.schemas import Manifest
 
 __all__ = ["export_model", "file_digest", "manifest_of"]
@@ -40,24 +40,16 @@ def export_model(client: CoordinatorClient, run: str, path: Path, snapshot: int 
 
     Raises:
         ProblemError: the run has not succeeded, or has no such snapshot.
-        IsthmusError: `path` is a folder, or in one that is not there; or the coordinator's blobs are not the
-            parameters that the sites ended with.
+        IsthmusError: `path` is a folder, in one that is not there, or cannot be written; or the coordinator's blobs
+            are not the parameters that the sites ended with.
     """
-    if path.is_dir():
-        raise IsthmusError(f"{path} is a folder: name the file to write, such as {path / 'model.safetensors'}")
-    if not path.parent.is_dir():
-        raise IsthmusError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    require_writable(path)
     model = _trained(client, run) if snapshot is None else _of_snapshot(client, run, snapshot)
     buffers = b"" if model.buffers is None else client.get_blob(model.buffers)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with draft.open("wb") as file:
-            digest = _write(file, client, model, buffers)
+    with output_file(path) as file:
+        digest = _write(file, client, model, buffers)
         if model.digest not in (None, digest):
             raise IsthmusError(f"the stored parameters of run {run} are not those that its sites ended with")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
     return digest
 
 

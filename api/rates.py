@@ -34,7 +34,10 @@ class Rates:
     def admit(self, address: str, token_hash: str) -> None:
         """Raises TooManyRequestsError for a token not known to be good from an address that failed too often."""
         if token_hash not in self._known and self._failures.is_full(address):
-            because = f"too many requests from {address} had no token, or one that is not good: use another"
+            because = (
+                f"too many requests from {address} had no token, or one that is not good; until that is forgotten only "
+                "a token that was used here before is looked at: wait, and if this one is not good, use another"
+            )
             raise _refusal(because, _FAILURE_WINDOW_S)
 
     def failed(self, address: str, token_hash: str) -> None:

@@ -16,6 +16,7 @@ import api
 from api.client import CoordinatorClient
 from api.errors import IsthmusError
 from api.export import export_model, file_digest
+from api.output_file import make_directory, require_writable
 from api.processes import Service
 from api.report import build_report, print_report, why
 from api.schemas import SiteStatus
@@ -85,10 +86,13 @@ def simulate(
     temporary one, removed unless something went wrong.
 
     Raises:
-        IsthmusError: a process died, or the run did not succeed with the same digest at all sites and in the file.
+        IsthmusError: a process died, or the run did not succeed with the same digest at all sites and in the file; or,
+            before anything starts, `out` or `report_file` cannot be written.
     """
     if not (_CHECKOUT / "examples" / _TASK).is_dir():
         raise IsthmusError("isthmus simulate trains examples/tiny_lm: run it from a clone of the repository")
+    for path in filter(None, (out, report_file)):
+        require_writable(path)
     with _directory(directory) as folder, services(simulation, folder) as (client, check):
         run = client.create_run(simulation.spec)
         wait_for_sites(client, list(simulation.regions), check)
@@ -116,7 +120,7 @@ def simulate(
 @contextlib.contextmanager
 def _directory(directory: Path | None) -> Iterator[Path]:
     if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         yield directory.absolute()
         return
     folder = Path(tempfile.mkdtemp(prefix="isthmus-"))

@@ -30,12 +30,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text
 
 
 def snapshot(run: str, as_json: AsJson = False) -> None:
-    """Make a snapshot of a run, and wait for it: after the next step, or right behind the next outer round."""
+    """Make a snapshot of a run, and wait for it: after the next step, or right behind the next outer round.
+
+    A run keeps its newest snapshots, as many as its spec says in `snapshots.keep`, these among them: `isthmus run
+    export RUN --snapshot N --out FILE` writes one that is to stay.
+    """
     with Connection().client(_PATIENCE_S) as client:
         number = client.request_snapshot(run).wanted
         if number is None:
             raise IsthmusError(f"run {run} makes no snapshot")
-        if client.run(run).status is RunStatus.PAUSED:
+        found = client.run(run)
+        keep = found.spec.snapshots.keep
+        if found.status is RunStatus.PAUSED:
             said = f"run {run} is paused: the snapshot is made once it goes on, `isthmus run resume {run}`"
             err.print(said, soft_wrap=True, markup=False)
         with err.status(f"waiting for snapshot {number} of {run}"):
@@ -43,7 +49,8 @@ def snapshot(run: str, as_json: AsJson = False) -> None:
     if as_json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
     else:
-        out.print(f"snapshot {made.number} of {run}, after step {made.step}", soft_wrap=True, markup=False)
+        said = f"snapshot {made.number} of {run}, after step {made.step}; it goes once there are {keep} newer ones"
+        out.print(said, soft_wrap=True, markup=False)
 
 
 def _waited_for(client: CoordinatorClient, run: str, number: int) -> Snapshot:

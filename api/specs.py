@@ -278,7 +278,7 @@ class SnapshotsSpec(Specification):
     every: int | None = Field(
         default=None, ge=1, le=10**9, description="steps between snapshots; null: only those that are asked for"
     )
-    keep: int = Field(default=3, ge=1, le=1000, description="the newest are kept")
+    keep: int = Field(default=3, ge=1, le=1000, description="the newest are kept, those asked for by hand among them")
 
 
 class BeginSpec(Specification):

@@ -2,12 +2,29 @@
 
 import ssl
 from pathlib import Path
+from typing import Annotated
 
 import httpx
+from pydantic import AfterValidator
 
 from api.errors import IsthmusError
 
-__all__ = ["certificate_fault", "is_loopback", "trusted", "warning_about"]
+__all__ = ["CoordinatorUrl", "certificate_fault", "is_loopback", "trusted", "warning_about"]
+
+
+def _checked(text: str) -> str:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{text!r} is no URL ({error}): {_FORM}") from None
+    if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
+        raise ValueError(f"{text!r} is no coordinator's URL: {_FORM}")
+    return text
+
+
+_FORM = "give http://HOST:PORT or https://HOST:PORT, with the path of a prefix if it has one"
+
+CoordinatorUrl = Annotated[str, AfterValidator(_checked)]
 
 
 def is_loopback(url: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Protocol
 import httpx
 
 from api.content_digest import DIGEST_MISMATCH
-from api.errors import ConflictError, InvalidError, IsthmusError, ProblemError, UnreachableError
+from api.errors import ConflictError, InvalidError, IsthmusError, NotFoundError, ProblemError, UnreachableError
 
 __all__ = ["BLOCK", "CHUNK", "WHOLE", "OtherBytesError", "Source", "blocks", "download", "source_of", "upload"]
 
@@ -163,18 +163,22 @@ def _chunks(source: Source, start: int) -> Iterator[bytes]:
 # --- down -------------------------------------------------------------------------------------------------------------
 
 
+_DAMAGED = "try again, and if it does so again, restore the coordinator's copy from a backup: it is damaged"
+
+
 def download(open_: Open, digest: str, patience_s: float) -> Iterator[bytes]:
     """The blob in blocks; when a connection breaks, it goes on with the next byte.
 
     Raises:
         OtherBytesError: at the end, that it was not the blob of that name.
+        NotFoundError: the coordinator does not have it.
         httpx.TransportError: connections bring nothing for longer than `patience_s`.
     """
     sha256 = hashlib.sha256()
     done, size, heard = 0, -1, time.monotonic()
     while done != size:
         before = done
-        with closing(open_(f"/v1/blobs/{digest}", _from(done))) as answer:
+        with closing(_open(open_, digest, done)) as answer:
             size = _size(answer)
             try:
                 for block in _from_place(answer, done):
@@ -189,7 +193,17 @@ def download(open_: Open, digest: str, patience_s: float) -> Iterator[bytes]:
         elif done != size:
             time.sleep(_PAUSE_S)
     if sha256.hexdigest() != digest:
-        raise OtherBytesError(f"blob {digest} arrived with other bytes than its name says; try again")
+        raise OtherBytesError(f"blob {digest} arrived with other bytes than its name says; {_DAMAGED}")
+
+
+def _open(open_: Open, digest: str, place: int) -> httpx.Response:
+    try:
+        return open_(f"/v1/blobs/{digest}", _from(place))
+    except NotFoundError as error:
+        if error.code != "blob_not_found":
+            raise
+        gone = f"blob {digest} is not stored at the coordinator any more: restore it there from a backup"
+        raise NotFoundError(error.code, gone, context=error.context) from None
 
 
 def _from(place: int) -> dict[str, str]:

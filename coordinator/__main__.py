@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from api.errors import IsthmusError, faults_of
 from api.logs import log_to_stderr
+from api.output_file import make_directory
 from coordinator.blob_stores import blob_store
 from coordinator.ending import end_on_signals, until_one_ends
 from coordinator.redis_server import EmbeddedRedis
@@ -54,7 +55,7 @@ def _run(settings: Settings) -> None:
         log.warning(
             "without --tls-cert tokens cross the network in the clear, unless a proxy does TLS", host=settings.host
         )
-    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_directory(settings.data_dir, 0o700)
     listener = _listen(settings.host, settings.port)
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)

@@ -5,12 +5,13 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from api.errors import ConflictError, InvalidError, faults_of
+from api.schemas import RunStatus
 from api.specs import Change, RunSpec
 from coordinator.entries import change_header
 from coordinator.events import ChangeRequested
 from coordinator.in_force import in_force_at, outer_schedule, with_changes
 from coordinator.records import Region, RunState
-from coordinator.transitions import Transition, append, going_on, with_, with_region
+from coordinator.transitions import Transition, append, asked_in, with_, with_region
 
 __all__ = ["MOST_CHANGES", "change_requested", "changed"]
 
@@ -21,7 +22,7 @@ MOST_CHANGES = 200
 def change_requested(event: ChangeRequested, state: RunState, now: datetime) -> Transition:
     """Noted, once, for a step that is not open yet in any region."""
     change = event.change
-    going_on(state, to="change its settings")
+    asked_in(state, RunStatus.RUNNING, RunStatus.PAUSED, to="change its settings")
     _require_sense(change, state.spec)
     before = in_force_at(state, change.from_step).model_dump()
     if change.settings().items() <= before.items():

@@ -23,6 +23,7 @@ from coordinator.records import Member, Region, RunState
 from coordinator.transitions import (
     Transition,
     append,
+    asked_in,
     going_on,
     in_status,
     ranks_of,
@@ -49,7 +50,7 @@ __all__ = [
 
 def start_requested(event: StartRequested, state: RunState, now: datetime) -> Transition:
     """Names the members, whose agents are asked for ranks from now on."""
-    require_status(state, RunStatus.PENDING, to="start")
+    asked_in(state, RunStatus.PENDING, to="start")
     members = {site: Member(site=site, region=region, since=now) for site, region in sorted(event.sites.items())}
     regions = {name: Region(name=name) for name in sorted(set(event.sites.values()))}
     state = with_(state, members=members, regions=regions, started_at=now)
@@ -71,7 +72,7 @@ def pause_requested(event: PauseRequested, state: RunState, now: datetime) -> Tr
     """What is open ends as ever; nothing opens after it."""
     if state.status is RunStatus.PAUSED:
         return Transition(state)
-    require_status(state, RunStatus.RUNNING, to="pause")
+    asked_in(state, RunStatus.RUNNING, to="pause")
     return Transition(in_status(state, RunStatus.PAUSED, now))
 
 
@@ -79,7 +80,7 @@ def resume_requested(event: ResumeRequested, state: RunState, now: datetime) -> 
     """What is due opens again."""
     if state.status is RunStatus.RUNNING:
         return Transition(state)
-    require_status(state, RunStatus.PAUSED, to="resume")
+    asked_in(state, RunStatus.PAUSED, to="resume")
     known = max(region.round.step if region.round else region.step for region in state.regions.values())
     state = with_(state, paused_because="", storage_full=False, unguarded_to=known)
     return Transition(in_status(state, RunStatus.RUNNING, now))

@@ -22,6 +22,7 @@ from coordinator.quorum import remaining
 from coordinator.records import Member, OuterRound, RunState
 from coordinator.transitions import (
     Transition,
+    asked_in,
     going_on,
     ranks_of,
     require_status,
@@ -225,7 +226,7 @@ def site_back(event: SiteBack, state: RunState, now: datetime) -> Transition:
 
 def site_added(event: SiteAdded, state: RunState, now: datetime) -> Transition:
     """A new member, or one that was excluded, which gets its restarts anew."""
-    require_status(state, *_ALIVE, to="add a site")
+    asked_in(state, *_ALIVE, to="add a site")
     others = [one.site for one in state.members.values() if one.region == event.region and not one.excluded]
     if not state.has_rounds and set(others) - {event.site}:
         raise ConflictError(
@@ -249,7 +250,7 @@ def site_added(event: SiteAdded, state: RunState, now: datetime) -> Transition:
 
 def site_removed(event: SiteRemoved, state: RunState, now: datetime) -> Transition:
     """The site is a member no more, until it is added again."""
-    require_status(state, *_ALIVE, to="remove a site")
+    asked_in(state, *_ALIVE, to="remove a site")
     member = state.members.get(event.site)
     if member is None:
         raise NotFoundError("site_not_found", f"site {event.site!r} is not a member of run {state.id}")

@@ -5,7 +5,6 @@ anything. Knows nothing of what is stored.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -14,7 +13,6 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -26,6 +24,7 @@ from redis.exceptions import BusyLoadingError, ConnectionError, RedisError, Time
 from redis.retry import Retry
 
 from api.errors import IsthmusError
+from api.locks import only_process, read_pid, try_lock, write_pid
 from api.processes import end_with_parent
 
 __all__ = ["EmbeddedRedis", "find_server"]
@@ -80,7 +79,10 @@ class EmbeddedRedis:
             )
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.ExitStack() as resources:
-            resources.enter_context(self._only_coordinator())
+            what = f"the data directory {self._directory.parent}"
+            resources.enter_context(
+                only_process(self._directory / "coordinator.pid", what, "stop it, or give this one another --data-dir")
+            )
             self._socket = _socket_path(self._directory)
             self._process = self._start(self._server)
             resources.callback(self._stop)
@@ -93,21 +95,10 @@ class EmbeddedRedis:
     ) -> None:
         self._resources.close()
 
-    @contextlib.contextmanager
-    def _only_coordinator(self) -> Iterator[None]:
-        with (self._directory / "coordinator.pid").open("a+") as file:
-            if not _try_lock(file):
-                raise IsthmusError(
-                    f"the data directory {self._directory.parent} is in use by another coordinator (process "
-                    f"{_read_pid(file) or 'unknown'}); stop that one, or give this one a --data-dir of its own"
-                )
-            _write_pid(file, os.getpid())
-            yield
-
     def _start(self, server: Path) -> subprocess.Popen[bytes]:
         """The server inherits the lock on its pid file: the lock is held exactly as long as a server lives."""
         with (self._directory / "server.pid").open("a+") as file, self._log.open("ab") as log:
-            if not _try_lock(file):
+            if not try_lock(file):
                 self._stop_orphan(file)
             process = subprocess.Popen(
                 [*end_with_parent(), *self._command(server)],
@@ -118,7 +109,7 @@ class EmbeddedRedis:
                 start_new_session=True,  # Ctrl-C at a terminal is for the coordinator, which still needs the server
                 pass_fds=[file.fileno()],
             )
-            _write_pid(file, process.pid)
+            write_pid(file, process.pid)
         return process
 
     def _command(self, server: Path) -> list[str]:
@@ -138,10 +129,10 @@ class EmbeddedRedis:
     def _stop_orphan(self, pid_file: IO[str]) -> None:
         """Of a killed coordinator. It is told on its socket: only a server of this directory listens there."""
         deadline = time.monotonic() + _STOP_TIMEOUT
-        while not _try_lock(pid_file):
+        while not try_lock(pid_file):
             if time.monotonic() > deadline:
                 raise IsthmusError(
-                    f"an earlier Redis server (process {_read_pid(pid_file) or 'unknown'}) still uses "
+                    f"an earlier Redis server (process {read_pid(pid_file) or 'unknown'}) still uses "
                     f"{self._directory} and does not stop; end that process"
                 )
             with contextlib.suppress(RedisError), self._client() as client:
@@ -204,24 +195,3 @@ def _socket_path(directory: Path) -> Path:
             f"{short} is not a directory that only this user may read; remove it, or use a shorter --data-dir"
         )
     return short / "redis.sock"
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _read_pid(file: IO[str]) -> int | None:
-    file.seek(0)
-    text = file.read().strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _write_pid(file: IO[str], pid: int) -> None:
-    file.seek(0)
-    file.truncate()
-    file.write(f"{pid}\n")
-    file.flush()

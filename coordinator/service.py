@@ -52,6 +52,7 @@ from coordinator.snapshot_service import Snapshots
 from coordinator.state import due_at, transition
 from coordinator.store import Store, unavailable
 from coordinator.tokens import hashed
+from coordinator.transitions import still_possible
 from coordinator.uploads import Uploads
 from coordinator.views import run_view
 
@@ -189,7 +190,8 @@ class CoordinatorService:
             found = await self._store.load(run)
             status = found.state.status
             if not status.terminal and status is not RunStatus.PENDING:
-                raise ConflictError("wrong_status", f"run {run} is {status}: stop it before you delete it")
+                remedy = "wait for its end" if status is RunStatus.STOPPING else "stop it"
+                raise ConflictError("wrong_status", f"run {run} is {status}: {remedy} before you delete it")
             if await self._store.delete_run(found):
                 return
 
@@ -291,9 +293,9 @@ class CoordinatorService:
     async def model(self, run: str) -> schemas.Model:
         state = (await self._store.load(run)).state
         if state.status is not RunStatus.SUCCEEDED:
-            raise ConflictError(
-                "no_model", f"run {run} is {state.status}: the trained model is there once it succeeded"
-            )
+            remedy = f"; {still_possible(state)}" if state.status.terminal else ""
+            because = f"run {run} is {state.status}: the trained model is there once it succeeded{remedy}"
+            raise ConflictError("no_model", because)
         digest = next(member.final for member in state.members.values() if member.final is not None)
         blobs = [anchor for anchor in state.anchors if anchor is not None] if state.spec.outer else [digest]
         layout = await self._layouts.of(state)

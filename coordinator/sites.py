@@ -238,9 +238,12 @@ def _by_region(places: Mapping[str, str]) -> dict[str, list[str]]:
 def _fault(name: str, site: schemas.Site | None, spec: specs.RunSpec) -> str:
     """Why the site cannot take part; nothing if it can."""
     if site is None:
-        return f"site {name} is not registered"
-    if site.status is not SiteStatus.ONLINE:
-        return f"site {name} is {site.status}"
+        return f"site {name} is not registered: start its agent with `isthmus agent`"
+    if site.status is SiteStatus.LEFT:
+        return f"site {name} is left: its agent was stopped; start it again"
+    if site.status is SiteStatus.LOST:
+        silent = f"its agent is silent, its lease ran out at {site.lease_until:%Y-%m-%d %H:%M:%S} UTC"
+        return f"site {name} is lost: {silent}; see there whether it runs and reaches this coordinator"
     if spec.task not in site.tasks:
         return f"site {name} does not allow task {spec.task!r}; it allows {', '.join(site.tasks)}"
     return ""

@@ -10,11 +10,11 @@ from datetime import datetime
 from api.errors import ConflictError, NotFoundError
 from api.message import PROTOCOL_VERSION
 from api.payload import canonical_json
-from api.schemas import Manifest, OuterManifest, Resume
+from api.schemas import Manifest, OuterManifest, Resume, RunStatus
 from coordinator.events import SnapshotAsked, SnapshotRegistered, SnapshotRequested, SnapshotTaken
 from coordinator.in_force import in_force_at
 from coordinator.records import Contents, RunState, Snapshot, Wanted
-from coordinator.transitions import Transition, going_on, ranks_of, with_, with_region
+from coordinator.transitions import Transition, asked_in, going_on, ranks_of, with_, with_region
 
 __all__ = [
     "asked",
@@ -31,7 +31,7 @@ __all__ = [
 
 def requested(event: SnapshotRequested, state: RunState, now: datetime) -> Transition:
     """One that is wanted already is the one."""
-    going_on(state, to="make a snapshot")
+    asked_in(state, RunStatus.RUNNING, RunStatus.PAUSED, to="make a snapshot")
     return Transition(state if state.wanted is not None else _wanted(state))
 
 

@@ -13,11 +13,13 @@ from coordinator.records import Member, Region, RunState
 __all__ = [
     "Transition",
     "append",
+    "asked_in",
     "going_on",
     "in_status",
     "member_of",
     "ranks_of",
     "require_status",
+    "still_possible",
     "with_",
     "with_member",
     "with_region",
@@ -98,3 +100,25 @@ def require_status(state: RunState, *allowed: RunStatus, to: str) -> None:
 
 def going_on(state: RunState, *, to: str) -> None:
     require_status(state, RunStatus.RUNNING, RunStatus.PAUSED, to=to)
+
+
+def asked_in(state: RunState, *allowed: RunStatus, to: str) -> None:
+    """As `require_status`, for people: of a run that has ended it says what is still possible."""
+    if state.status.terminal and state.status not in allowed:
+        because = state.ended_because.partition("\n")[0]
+        said = f"run {state.id} is {state.status}: {because}; {still_possible(state)}"
+        raise GoneError("run_ended", said, context={"status": state.status})
+    require_status(state, *allowed, to=to)
+
+
+def still_possible(state: RunState) -> str:
+    """With a run that has ended."""
+    if state.status is RunStatus.SUCCEEDED:
+        return f"`isthmus run export {state.id} --out FILE` writes its model"
+    if not state.snapshots:
+        return "it has no snapshot to go on from: start a new run"
+    newest = state.snapshots[-1].number
+    return (
+        f"a new run can go on from its last snapshot, `isthmus run start FILE --from {state.id}/{newest}`, which "
+        f"`isthmus run export {state.id} --snapshot {newest} --out FILE` writes"
+    )

@@ -9,7 +9,9 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from api.errors import IsthmusError, faults_of
+from api.locks import only_process
 from api.logs import log_to_stderr
+from api.output_file import make_directory
 from api.tls import warning_about
 from site_agent.daemon import Daemon
 from site_agent.settings import Settings
@@ -39,11 +41,14 @@ def _serve(settings: Settings) -> None:
     warning = warning_about(settings.coordinator)
     if warning is not None:
         log.warning(warning)
-    daemon = Daemon(settings)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: daemon.interrupt())
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    daemon.serve()
+    make_directory(settings.directory)
+    what = f"the site directory {settings.directory}"
+    with only_process(settings.directory / "agent.pid", what, "stop it, or give this one another --site-dir"):
+        daemon = Daemon(settings)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: daemon.interrupt())
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        daemon.serve()
 
 
 if __name__ == "__main__":

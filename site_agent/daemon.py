@@ -20,6 +20,7 @@ from api.schemas import (
     HeartbeatReply,
     ProcessReport,
     ProcessState,
+    Run,
     RunStatus,
     Seat,
     SiteRegistration,
@@ -84,12 +85,11 @@ class _Interrupted(BaseException):
 
 
 class Daemon:
-    """One per site. `serve` returns after `interrupt`; everything it started is gone then."""
+    """One per site and directory. `serve` returns after `interrupt`; everything it started is gone then."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._directory = settings.directory
-        self._directory.mkdir(parents=True, exist_ok=True)
         self._secret = _own_secret(self._directory / "secret")
         self._client = self._connect(self._secret, patience=10.0)
         self._heartbeat_s = 5.0
@@ -187,14 +187,16 @@ class Daemon:
 
     def _leave(self) -> None:
         self._client.close()
+        last = "left"
         try:
             with self._connect(self._secret, patience=_GOODBYE_S) as client:
                 client.leave(self._settings.name)
         except (ProblemError, UnreachableError) as error:
+            last = "ended without leaving: the coordinator takes it for lost"
             log.warning("could not say that this site leaves", error=str(error))
         for group in [*(r.group for r in self._running.values()), *(ending.group for ending in self._ending)]:
             group.stop(self._settings.grace_s)
-        log.info("left", site=self._settings.name)
+        log.info(last, site=self._settings.name)
 
     # --- assignments --------------------------------------------------------------------------------------------------
 
@@ -212,18 +214,28 @@ class Daemon:
 
     def _release(self, running: _Running) -> None:
         """Ranks of a run that succeeded may finish; others are told to end now."""
-        left_alone = self._settings.finish_s if self._has_succeeded(running.assignment.run) else 0.0
+        left_alone = self._settings.finish_s if self._has_succeeded(running.assignment) else 0.0
         stop_at = time.monotonic() + left_alone
         self._ending.append(_Ending(running.assignment, running.group, stop_at, stop_at + self._settings.grace_s))
 
-    def _has_succeeded(self, run_id: str) -> bool:
+    def _has_succeeded(self, of: Assignment) -> bool:
         try:
-            run = self._client.run(run_id)
+            run = self._client.run(of.run)
         except (ProblemError, UnreachableError) as error:
-            log.warning("cannot tell how the run ended, stopping its ranks", run=run_id, error=str(error))
+            log.warning("cannot tell how the run ended, stopping its ranks", run=of.run, error=str(error))
             return False
-        log.info("run ended", run=run_id, status=str(run.status), reason=run.reason.partition("\n")[0])
+        what = self._what_happened(run, of)
+        log.info(what, run=of.run, attempt=of.attempt, status=str(run.status), reason=run.reason.partition("\n")[0])
         return run.status is RunStatus.SUCCEEDED
+
+    def _what_happened(self, run: Run, of: Assignment) -> str:
+        """That ranks are not wanted any more."""
+        if run.status.terminal:
+            return "run ended"
+        if run.status is RunStatus.STOPPING:
+            return "run is being stopped, ending its ranks"
+        replaced = any(one.site == self._settings.name and one.attempt > of.attempt for one in run.members)
+        return "another attempt takes over, ending these ranks" if replaced else "run goes on without this site"
 
     @staticmethod
     def _is_over(ending: _Ending) -> bool:

@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from api.errors import IsthmusError
 from api.message import Name
+from api.tls import CoordinatorUrl
 from site_agent.tasks import Task, parse_task, parse_version, script_version
 
 __all__ = ["Session", "Settings", "load_session"]
@@ -27,7 +28,7 @@ class Settings(BaseSettings):
 
     name: Name = Field(description="of the site; unique among the coordinator's sites")
     region: Name = Field(description="sites of one region share one log and exchange at every step")
-    coordinator: str = Field(default="http://127.0.0.1:8420", description="URL of the coordinator")
+    coordinator: CoordinatorUrl = Field(default="http://127.0.0.1:8420", description="URL of the coordinator")
     join_token: str | None = Field(default=None, description="what the coordinator's operator gave you")
     join_token_file: Path | None = Field(default=None, description="a file that holds the join token")
     ca_file: Path | None = Field(

@@ -195,7 +195,11 @@ def test_starting_names_every_fault(new_coordinator):
         answer = httpx.post(
             f"{live.url}/v1/runs/{run}/start", headers={"Authorization": f"Bearer {live.token('admin')}"}
         )
-        return sorted(problem(answer, 409, "sites_not_ready")["errors"])
+        faults = sorted(problem(answer, 409, "sites_not_ready")["errors"])
+        remedies.update(fault.partition(": ")[2] for fault in faults)
+        return [fault.partition(": ")[0] for fault in faults]
+
+    remedies: set[str] = set()
 
     expected = [
         "site left is left",
@@ -204,6 +208,8 @@ def test_starting_names_every_fault(new_coordinator):
         "site unknown is not registered",
     ]
     wait_until(lambda: faults() == expected, "an answer within the leases", 30)
+    assert {"its agent was stopped; start it again", "start its agent with `isthmus agent`"} < remedies
+    assert any("its agent is silent" in remedy and "see there whether it runs" in remedy for remedy in remedies)
     assert admin.run(run).status is RunStatus.PENDING
     last = admin.create_run(RunSpec(name="lost", task=TASK, steps=1, sites=["here"])).id
     wait_until(lambda: _started(live, sites["here"], last), "a start within the lease", 30)

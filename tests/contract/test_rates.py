@@ -37,7 +37,9 @@ def test_an_address_that_tries_tokens(strict):
     assert codes == [401, 401, 401]
     for token in (secrets.token_urlsafe(32), None, strict.token("join")):
         answer = get(strict, token)
-        assert "127.0.0.1" in problem(answer, 429, "rate_limited")["detail"]
+        detail = problem(answer, 429, "rate_limited")["detail"]
+        assert "127.0.0.1" in detail
+        assert "wait, and if this one is not good, use another; try again in 60 s" in detail
         assert answer.headers["retry-after"] == "60"
     assert get(strict, good).status_code == 200  # known to be good, so that a stranger at the address is no harm
 

@@ -12,7 +12,7 @@ import pytest
 from api import transfers
 from api.client import CoordinatorClient, UnreachableError
 from api.content_digest import FIELD, content_digest
-from api.errors import InvalidError, IsthmusError
+from api.errors import InvalidError, IsthmusError, NotFoundError
 from api.transfers import OtherBytesError, Source
 from tests.contract.by_hand import RunByHand, problem
 
@@ -219,6 +219,11 @@ def test_a_coordinator_that_is_gone(run, data, tmp_path):
                 use()
 
 
+def test_a_blob_that_is_gone(over):
+    with over(None) as client, pytest.raises(NotFoundError, match=r"not stored at the coordinator any more.*backup"):
+        client.get_blob("1" * 64)
+
+
 class Flipping(Breaking):
     """Changes a byte of the first so many answers with a body."""
 
@@ -240,7 +245,10 @@ def test_bytes_that_are_changed_on_their_way_are_asked_for_again(over, data, tmp
     with over(Flipping(2)) as client:
         client.put_blob(data)
         assert client.get_blob(name_of(data)) == data
-    with over(Flipping(100)) as client, pytest.raises(OtherBytesError, match="other bytes"):
+    with (
+        over(Flipping(100)) as client,
+        pytest.raises(OtherBytesError, match=r"is damaged at the coordinator: 4 times.*backup"),
+    ):
         client.save_blob(name_of(data), tmp_path / "down")
     assert list(tmp_path.iterdir()) == []
 

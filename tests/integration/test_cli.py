@@ -90,6 +90,8 @@ def test_tokens(isthmus):
         (("run", "start", "missing.json"), {}, "there is no file missing.json"),
         (("run", "create", "missing.json"), {}, "cannot read the run spec missing.json: No such file"),
         (("site", "remove", "nowhere"), {}, "there is no site 'nowhere'"),
+        (("run", "start", "."), {}, "'.' is neither a run's id nor a name"),
+        (("run", "delete", ".."), {}, "'..' is neither a run's id nor a name"),
         (("run", "pause", "nope"), {}, "there is no run 'nope'"),
         (("run", "resume", "nope"), {}, "there is no run 'nope'"),
         (("run", "add-site", "nope", "ant"), {}, "there is no run 'nope'"),
@@ -124,6 +126,15 @@ def test_a_spec_that_makes_no_sense_is_refused(isthmus, tmp_path, values, messag
     assert done.returncode == 1
     assert message in done.stderr
     assert "run.json" in done.stderr
+
+
+def test_a_spec_that_is_no_text_is_refused(isthmus, tmp_path):
+    (tmp_path / "run.json").write_bytes(b'{"name": "\xff"}')
+    done = isthmus("run", "start", "run.json")
+    assert (done.returncode, done.stderr.strip()) == (
+        1,
+        "isthmus: run spec run.json is not UTF-8 text: invalid start byte at byte 10",
+    )
 
 
 def test_a_spec_to_simulate_is_not_varied_by_options(isthmus, tmp_path):
@@ -177,8 +188,14 @@ def test_snapshots_are_made_listed_and_exported(isthmus, coordinator, tmp_path):
     assert "site nowhere is not registered" in started.stderr
     run.admin.stop_run(run.id)
     site.beat(site.failed())
-    ended = isthmus("run", "snapshot", run.id)
-    assert "stopped" in ended.stderr
+    assert "as many as its spec says in `snapshots.keep`" in " ".join(
+        isthmus("run", "snapshot", "--help").stdout.split()
+    )
+    for command in ("snapshot", "resume", "export"):
+        more = ("--out", "x") if command == "export" else ()
+        ended = isthmus("run", command, run.id, *more)
+        assert f"run {run.id} is stopped" in ended.stderr
+        assert f"a new run can go on from its last snapshot, `isthmus run start FILE --from {run.id}/1`" in ended.stderr
 
 
 def test_what_a_site_sent_before_it_started_again_counts(isthmus, first_line, coordinator):
@@ -223,7 +240,8 @@ def test_pause_resume_and_members(isthmus, first_line, coordinator):
     refused = isthmus("run", "add-site", run.id, second.name)
     assert (refused.returncode, refused.stderr.strip()) == (
         1,
-        f"isthmus: site {second.name} cannot be added: site {second.name} is left",
+        f"isthmus: site {second.name} cannot be added: site {second.name} is left: its agent was stopped; start it "
+        "again",
     )
     assert isthmus("run", "stop", run.id).returncode == 0
     shown = isthmus("run", "show", run.id)

@@ -159,7 +159,7 @@ def test_an_orphan_is_replaced_and_its_data_kept(any_server, tmp_path, monkeypat
 
 def test_a_second_coordinator_is_refused(any_server, tmp_path):
     with coordinator_process(tmp_path) as process:
-        with pytest.raises(IsthmusError, match=rf"process {process.pid}\).*--data-dir"), EmbeddedRedis(tmp_path):
+        with pytest.raises(IsthmusError, match=rf"process {process.pid}: .*--data-dir"), EmbeddedRedis(tmp_path):
             pass
         with redis.Redis.from_url(process.url) as client:
             assert client.ping()

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from api import simulate as simulate_module
 from api.errors import IsthmusError
-from api.simulate import Simulation, spec_of
+from api.simulate import Simulation, simulate, spec_of
 from api.specs import RunSpec
 
 SPECS = Path(__file__).parents[3] / "examples" / "specs"
@@ -52,3 +54,25 @@ def test_the_files_are_specs_of_what_they_are_called():
     assert {name for name, spec in specs.items() if spec.outer is None} == {"pure-demo"}
     assert {name for name, spec in specs.items() if spec.exchange == "none"} == apart.keys()
     assert {name for name, spec in specs.items() if spec.outer and not spec.outer.together} == {"streaming"}
+
+
+@pytest.mark.parametrize("option", ["out", "report_file"])
+@pytest.mark.parametrize("name", ["no/where", ".", "file/x"])
+def test_what_cannot_be_written_is_refused_before_anything_starts(tmp_path, monkeypatch, option, name):
+    def services(*_: object) -> None:
+        raise AssertionError("it has started")
+
+    monkeypatch.setattr(simulate_module, "services", services)
+    (tmp_path / "file").touch()
+    spec = spec_of(sites=2, steps=3, outer_every=0, fragments=1, lr=1e-3, k=4, data=None)
+    files = {"out": tmp_path / "ok", "report_file": tmp_path / "ok", option: tmp_path / name}
+    with pytest.raises(IsthmusError, match=f"cannot write {tmp_path / name}"):
+        simulate(Simulation.of(spec), **files, directory=None, console=Console())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_directory_that_is_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    spec = spec_of(sites=2, steps=3, outer_every=0, fragments=1, lr=1e-3, k=4, data=None)
+    with pytest.raises(IsthmusError, match=f"cannot make the directory {tmp_path / 'file'}: it is a file"):
+        simulate(Simulation.of(spec), out=None, report_file=None, directory=tmp_path / "file", console=Console())

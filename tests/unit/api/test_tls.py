@@ -1,6 +1,7 @@
 """Where a token would be read by others."""
 
 import pytest
+from pydantic import ValidationError
 
 from api.connection import Connection
 from api.tls import warning_about
@@ -22,3 +23,12 @@ def test_the_command_says_so(capsys):
     for url in ("http://isthmus.example", "https://isthmus.example"):
         Connection(coordinator=url, token="t" * 40).client().close()
     assert capsys.readouterr().err.count("in the clear") == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8420", "localhost:8420", "ftp://host", "host", "http://", "http://host:port", "http://h?x=1"]
+)
+def test_urls_that_cannot_be_of_a_coordinator(url):
+    with pytest.raises(ValidationError, match=r"no .*URL.*http://HOST:PORT") as caught:
+        Connection(coordinator=url)
+    assert repr(url) in str(caught.value)

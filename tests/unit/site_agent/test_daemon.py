@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from api.client import UnreachableError
 from api.errors import ConflictError, NotFoundError
@@ -35,6 +36,8 @@ class World:
         self.on: dict[str, Callable[[], None]] = {}
         self.stubborn = False
         self.refusal: Exception | None = None
+        self.goodbye: Exception | None = None
+        self.attempt = 1
         world = self
 
         class Client:
@@ -65,10 +68,13 @@ class World:
             def run(self, run: str) -> Any:
                 if isinstance(world.status, Exception):
                     raise world.status
-                return SimpleNamespace(status=world.status, reason="as the test says")
+                members = [SimpleNamespace(site="a", attempt=world.attempt)]
+                return SimpleNamespace(status=world.status, reason="as the test says", members=members)
 
             def leave(self, name: str) -> None:
                 world.happened(f"leave {name}")
+                if world.goodbye:
+                    raise world.goodbye
 
         class Group:
             def __init__(self, command: Any, ranks: int, logs: Path, environment: Any) -> None:
@@ -196,3 +202,31 @@ def test_a_second_signal_changes_nothing(world: World):
 def test_a_signal_before_the_registration(world: World):
     world.daemon.interrupt()
     assert world.serve() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "attempt", "said"),
+    [
+        (RunStatus.FAILED, 1, "run ended"),
+        (RunStatus.STOPPING, 1, "run is being stopped, ending its ranks"),
+        (RunStatus.RUNNING, 2, "another attempt takes over, ending these ranks"),
+        (RunStatus.STARTING, 2, "another attempt takes over, ending these ranks"),
+        (RunStatus.RUNNING, 1, "run goes on without this site"),
+    ],
+)
+def test_the_log_says_why_ranks_end(world: World, status: RunStatus, attempt: int, said: str):
+    world.status, world.attempt = status, attempt
+    with capture_logs() as logs:
+        world.serve([assignment()], [])
+    about = [(entry["event"], entry["status"]) for entry in logs if "reason" in entry]
+    assert about == [(said, status)]
+
+
+def test_who_could_not_say_so_has_not_left(world: World):
+    world.goodbye = UnreachableError("away")
+    with capture_logs() as logs:
+        world.serve([])
+    assert [entry["event"] for entry in logs][-2:] == [
+        "could not say that this site leaves",
+        "ended without leaving: the coordinator takes it for lost",
+    ]

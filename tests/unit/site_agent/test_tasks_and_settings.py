@@ -1,6 +1,7 @@
 """What an operator may write, and what is answered when it makes no sense."""
 
 import hashlib
+import os
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from api.errors import IsthmusError
+from api.locks import only_process
 from site_agent import join
 from site_agent.settings import Settings
 from site_agent.tasks import Task, parse_task
@@ -118,6 +120,7 @@ def test_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         ({"task": []}, "at least 1"),
         ({"ranks": 0}, "greater than or equal to 1"),
         ({"name": "Upper"}, "Upper"),
+        ({"coordinator": "127.0.0.1:8420"}, "'127.0.0.1:8420' is no .*http://HOST:PORT"),
     ],
 )
 def test_settings_that_make_no_sense(change: dict[str, object], message: str):
@@ -151,6 +154,16 @@ def test_the_agent_says_so_and_ends(tmp_path: Path):
     assert ended.stderr.strip() == (
         f"isthmus agent: cannot read the join token in {tmp_path / 'none'}: No such file or directory"
     )
+
+
+def test_a_second_agent_in_the_same_directory_is_refused(tmp_path: Path):
+    command = [sys.executable, "-m", "site_agent", "--name", "a", "--region", "west", "--task", "t=true"]
+    remedy = "stop it, or give this one another --site-dir"
+    with only_process(tmp_path / "agent.pid", "it", "wait"):
+        second = [*command, "--site-dir", tmp_path, "--coordinator", "http://127.0.0.1:1"]
+        ended = subprocess.run(second, capture_output=True, text=True, timeout=60, check=False)
+    said = f"isthmus agent: the site directory {tmp_path} is in use by process {os.getpid()}: {remedy}"
+    assert (ended.returncode, ended.stderr.strip()) == (1, said)
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
