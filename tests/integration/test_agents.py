@@ -175,6 +175,7 @@ def test_a_bit_that_flips_at_one_of_three_sites_is_seen_named_and_repaired(agent
 APART = {"one": ["ant"], "three": ["cat"], "two": ["bee"]}
 
 
+@pytest.mark.slow
 def test_sites_without_rounds_go_on_when_one_is_killed(agents: Agents, tmp_path: Path) -> None:
     """Pure DiLoCo; cat, with two ranks, is killed between the first outer round and the second."""
     sites = ["ant", "bee", "cat"]
@@ -529,6 +530,7 @@ def test_an_agent_that_is_told_to_end_leaves_and_the_others_go_on(agents: Agents
     agents.nothing_left("ant")
 
 
+@pytest.mark.slow
 def test_a_killed_agent_takes_its_ranks_along_and_the_run_waits(agents: Agents, tmp_path: Path) -> None:
     agents.start("fox", "west")
     run = agents.run("linear", ["fox"], tmp_path, {}, steps=10**6)

@@ -97,6 +97,7 @@ def test_a_run_of_real_sites(finished_run, tmp_path):
     assert [(line["copies"], line["copies_differ"]) for line in report["regions"]] == [(9, []), (9, [])]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_and_then_ends(live, tmp_path):
     hand = Hand.of(live)
     place = (tmp_path, live.url, live.token("observer"), hand.run.id)

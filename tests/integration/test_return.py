@@ -122,6 +122,7 @@ def test_the_evaluation_goes_on_at_another_site_when_the_one_that_ran_it_goes_aw
     assert agents.end(run).status == "stopped"
 
 
+@pytest.mark.slow
 def test_a_run_whose_only_site_was_killed_goes_on_to_its_end(agents: Agents, tmp_path: Path) -> None:
     run = agents.run("linear", ["boa"], tmp_path, {}, steps=60)
     agents.until(run, lambda now: now.step > 2, "step 3")

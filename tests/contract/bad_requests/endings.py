@@ -70,7 +70,8 @@ CASES = [
         _DIGEST,
         409,
         "not_a_participant",
-        "outer round OUTER goes on without SITE, which was not there when it opened, was late or has lost its ranks since",
+        "outer round OUTER goes on without SITE, which was not there when it opened, was late or has lost its ranks "
+        "since",
         Absent,
     ),
     put(
