@@ -138,6 +138,7 @@ def replayed(client: CoordinatorClient, run: Run, region: str) -> tuple[dict[str
 # --- runs that succeed ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_sites_of_two_ranks_with_outer_steps(agents: Agents, tmp_path: Path) -> None:
     outer = {"every": 3, "fragments": 2}
     run = agents.end(agents.run("linear", ["cat", "dog"], tmp_path, {"size": [140, 90]}, steps=6, outer=outer))
@@ -242,6 +243,7 @@ def test_sites_without_rounds_follow_a_change_behind_an_outer_round(agents: Agen
     assert [mine == theirs for mine, theirs in zip(ant, bee, strict=True)] == [False, False, *[True] * 7]
 
 
+@pytest.mark.slow
 def test_one_site_whose_outer_step_is_its_own_copy_trains_as_alone(agents: Agents, tmp_path: Path) -> None:
     """Whether it has outer rounds, and how many, changes no bit: an optimizer of the script's own keeps its state."""
     ends = []
@@ -482,6 +484,7 @@ def test_an_agent_that_is_killed_and_started_again_joins_anew(agents: Agents, tm
     agents.nothing_left("gnu")
 
 
+@pytest.mark.slow
 def test_a_rank_with_other_parameters_excludes_its_site_at_the_outer_step(agents: Agents, tmp_path: Path) -> None:
     params = {"straying": "dog"}
     run = agents.run("linear", ["cat", "dog"], tmp_path, params, steps=6, outer={"every": 3}, rounds=ONCE)

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import LiveCoordinator
 from tests.integration.test_agents import Agents, digest_of, replayed
 
 
+@pytest.mark.slow
 def test_updates_are_applied_one_step_late(coordinator: LiveCoordinator, tmp_path: Path) -> None:
     """Sites of one and of two ranks; steps 4 and 8 are followed by an outer round, before which nothing overlaps."""
     agents = Agents(coordinator, tmp_path)

@@ -165,6 +165,7 @@ def test_a_damaged_segment_is_named_by_its_entry(live, another, server, tmp_path
     path.write_bytes(body)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_replayed(live, tmp_path):
     run = RunByHand(live, begin=False)
     place = (tmp_path, live.url, live.token("observer"))

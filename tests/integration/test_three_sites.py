@@ -4,6 +4,7 @@ import hashlib
 from typing import Any
 
 import numpy as np
+import pytest
 
 from algorithms.layout import ParameterLayout
 from api.export import export_model, file_digest
@@ -44,6 +45,7 @@ def test_run_succeeds_with_equal_digests(finished_run):
     assert [outer.step for outer in finished_run.client().outer_rounds(finished_run.run_id)] == [5, 10, 12]
 
 
+@pytest.mark.slow
 def test_reference_rebuilds_the_live_parameters_from_the_log(finished_run):
     client, run = finished_run.client(), finished_run.run
     layout = ParameterLayout.from_json(client.model(run.id).layout)
