@@ -35,10 +35,6 @@ class FlatParameters:
         """Forgets what is this site's own: momentum, and whatever else an inner optimizer keeps."""
         raise NotImplementedError
 
-    def masters(self) -> list[Tensor]:
-        """Every parameter as flat float32, in layout order: itself if contiguous float32, its master, or a copy."""
-        return [self._flat(index) for index in range(len(self._parameters))]
-
     def values(self, tensors: range) -> Iterator[NDArray[np.float32]]:
         """The float32 values of consecutive tensors of the layout, flat, one at a time; not copied on a CPU."""
         return (self._flat(index).cpu().numpy() for index in tensors)
