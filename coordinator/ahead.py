@@ -10,6 +10,9 @@ from coordinator.records import RunState, Sent
 
 __all__ = ["Ahead"]
 
+_KEPT = 32
+"""Rounds; what another process has closed is not told here, and gives way."""
+
 
 @dataclass
 class _Round:
@@ -33,6 +36,8 @@ class Ahead:
         if known is None or known.step < event.step:
             self.drop(*key)
             known = self._rounds[key] = _Round(event.step)
+            if len(self._rounds) > _KEPT:
+                self.drop(*next(iter(self._rounds)))
         if known.step > event.step or known.task is not None:
             return
         known.sent[event.site] = event.sent

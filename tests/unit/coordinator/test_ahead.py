@@ -120,6 +120,21 @@ def test_a_contribution_that_is_not_there_yet_is_no_fault(driver):
     assert len(run(driver, body, LostContributionError(digest_of("cat"))).asked) == 1
 
 
+def test_rounds_of_which_nobody_hears_the_end_give_way(driver, monkeypatch):
+    monkeypatch.setattr("coordinator.ahead._KEPT", 1)
+
+    async def body(state, recorder, ahead):
+        ahead.arrived(state, contribution(state, "cat"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        ahead.arrived(state, contribution(state, "ant"))
+        await asyncio.sleep(0)
+        assert recorder.spools[0].closed
+        assert list(ahead._rounds) == [("drill-1", "west")]
+
+    run(driver, body)
+
+
 def test_close_leaves_nothing(driver):
     async def body(state, recorder, ahead):
         ahead.arrived(state, contribution(state, "cat"))
