@@ -253,16 +253,6 @@ class CoordinatorClient:
         except httpx.TransportError as error:
             raise self._http.unreachable(error) from error
 
-    def save_blob(self, digest: str, path: Path) -> None:
-        """Writes the blob, verified against its name, to a file that is whole or not there."""
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        try:
-            with draft.open("wb") as file:
-                self.copy_blob(digest, file)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-
     def copy_blob(self, digest: str, file: IO[bytes]) -> None:
         """Replaces what is in a file by the blob, verified against its name."""
 
