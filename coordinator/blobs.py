@@ -23,7 +23,6 @@ __all__ = [
     "not_found",
     "put",
     "received",
-    "store_bytes",
 ]
 
 BLOCK = 1 << 20
@@ -85,13 +84,6 @@ def not_found(digest: str) -> NotFoundError:
     return NotFoundError(
         "blob_not_found", f"blob {digest} is not stored here; upload it first", context={"digest": digest}
     )
-
-
-def store_bytes(blobs: Blobs, data: bytes) -> str:
-    """Stores `data` and returns its digest. Blocks."""
-    with blobs.draft() as draft:
-        draft.write(data)
-        return draft.commit()
 
 
 async def put(blobs: Blobs, digest: str, body: AsyncIterator[bytes]) -> bool:

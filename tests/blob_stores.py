@@ -70,3 +70,10 @@ def make_due(client: redis.Redis) -> None:
         client.zadd("garbage", dict.fromkeys(due, 1))
     for key in client.keys("told:*"):
         client.delete(key)
+
+
+def store_bytes(blobs: Blobs, data: bytes) -> str:
+    """Stores `data` and returns its digest. Blocks."""
+    with blobs.draft() as draft:
+        draft.write(data)
+        return draft.commit()

@@ -8,8 +8,8 @@ import pytest
 
 from api.errors import ConflictError, InvalidError, NotFoundError, TooLargeError, UnavailableError
 from coordinator.blob_bucket import BlobBucket
-from coordinator.blobs import BLOCK, put, store_bytes
-from tests.blob_stores import STORES, bucket_server, left, open_store, stored
+from coordinator.blobs import BLOCK, put
+from tests.blob_stores import STORES, bucket_server, left, open_store, store_bytes, stored
 
 DATA = os.urandom(2 * BLOCK + 12345)
 DIGEST = hashlib.sha256(DATA).hexdigest()

@@ -11,7 +11,6 @@ from api.errors import NotFoundError, StorageFullError
 from api.schemas import RunStatus
 from api.specs import RunSpec
 from coordinator.blob_directory import BlobDirectory
-from coordinator.blobs import store_bytes
 from coordinator.entries import anchor_header, start_header
 from coordinator.kept_blobs import KeptBlobs
 from coordinator.packing import Packer
@@ -20,7 +19,7 @@ from coordinator.redis_server import EmbeddedRedis
 from coordinator.settings import Settings
 from coordinator.store import Store
 from coordinator.transitions import Transition, append, with_
-from tests.blob_stores import make_due, stored
+from tests.blob_stores import make_due, store_bytes, stored
 
 DATA = b"the bytes of a blob"
 DIGEST = hashlib.sha256(DATA).hexdigest()

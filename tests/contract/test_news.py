@@ -11,11 +11,11 @@ from api.schemas import JoinRequest, Seat, StartUpload
 from api.specs import RunSpec
 from coordinator import engine
 from coordinator.blob_directory import BlobDirectory
-from coordinator.blobs import store_bytes
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.service import CoordinatorService
 from coordinator.settings import Settings
 from coordinator.store import Store
+from tests.blob_stores import store_bytes
 from tests.contract.by_hand import LAYOUT, OPTIMIZER, TASK, registration
 
 PATIENCE_S = 30.0

@@ -14,8 +14,9 @@ from api.errors import IsthmusError, StorageFullError, TooLargeError
 from coordinator import blobs as module
 from coordinator.blob_directory import BlobDirectory
 from coordinator.blob_stores import blob_store
-from coordinator.blobs import BLOCK, store_bytes
+from coordinator.blobs import BLOCK
 from coordinator.settings import Settings
+from tests.blob_stores import store_bytes
 
 DATA = os.urandom(2 * BLOCK + 12345)
 DIGEST = hashlib.sha256(DATA).hexdigest()

@@ -17,10 +17,10 @@ from api.errors import InvalidError, NotFoundError, ProblemError
 from api.specs import OuterSpec
 from coordinator import outer_rounds as module
 from coordinator.blob_directory import BlobDirectory
-from coordinator.blobs import store_bytes
 from coordinator.encodings import check_encoding
 from coordinator.outer_rounds import Copies, outer_step
 from tests import reference
+from tests.blob_stores import store_bytes
 
 SHAPES = {"a": (30,), "b": (5, 9), "c": (0,), "d": (40,)}
 LAYOUT = ParameterLayout([TensorSpec(name, shape, 0) for name, shape in SHAPES.items()])
