@@ -11,10 +11,10 @@ from api.payload import digest_json
 from api.schemas import Position
 from api.specs import InForce
 from coordinator.events import Norm
-from coordinator.in_force import optimizer_at
+from coordinator.in_force import optimizer_at, outer_schedule
 from coordinator.records import OuterRound, Region, RunState, Share
 
-__all__ = ["anchor_header", "change_header", "position_after", "start_header", "step_header"]
+__all__ = ["anchor_header", "anchor_taken_header", "change_header", "position_after", "start_header", "step_header"]
 
 Header = dict[str, Any]
 _GENESIS = "0" * 64
@@ -105,6 +105,23 @@ def anchor_header(region: Region, outer: OuterRound, number: int) -> Header:
         "generation": outer.number,
         "digest": fragment.anchor,
         "participants": [_participant(share) for share in fragment.shares],
+        **moves,
+    }
+
+
+def anchor_taken_header(state: RunState, region: Region, number: int, anchor: str) -> Header:
+    """Of a fragment that is there when the region comes: it begins with that, behind the last complete outer round."""
+    schedule = outer_schedule(state)
+    assert schedule is not None
+    moves = {} if number == schedule.fragments else {"before": None}
+    return _common("anchor", region) | {
+        "outer_round": state.outer_rounds,
+        "taken_after": state.outer_step,
+        "every": schedule.every_at(state.outer_step),
+        "fragment": number,
+        "generation": state.outer_rounds,
+        "digest": anchor,
+        "participants": [],
         **moves,
     }
 

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from api.errors import ConflictError, NotFoundError
 from api.schemas import RunStatus
+from coordinator.entrances import region_added
 from coordinator.events import (
     CaughtUp,
     LayoutPresented,
@@ -225,7 +226,7 @@ def site_back(event: SiteBack, state: RunState, now: datetime) -> Transition:
 
 
 def site_added(event: SiteAdded, state: RunState, now: datetime) -> Transition:
-    """A new member, or one that was excluded, which gets its restarts anew."""
+    """A new member, or one that was excluded, which gets its restarts anew; the first one of a region brings that."""
     asked_in(state, *_ALIVE, to="add a site")
     others = [one.site for one in state.members.values() if one.region == event.region and not one.excluded]
     if not state.has_rounds and set(others) - {event.site}:
@@ -233,19 +234,25 @@ def site_added(event: SiteAdded, state: RunState, now: datetime) -> Transition:
             "region_taken",
             f"region {event.region} of run {state.id} is site {others[0]}: with exchange = none a region is one site",
         )
-    if event.region not in state.regions:
+    known = state.members.get(event.site)
+    if known is not None and not known.excluded:
+        return Transition(state)
+    done = Transition(state) if event.region in state.regions else _with_region(event, state)
+    attempt = 1 if known is None else known.attempt + 1
+    member = Member(site=event.site, region=event.region, since=now, attempt=attempt)
+    return done.then(Transition(with_(done.state, members={**state.members, event.site: member})))
+
+
+def _with_region(event: SiteAdded, state: RunState) -> Transition:
+    if state.spec.outer is None:
         raise ConflictError(
             "no_such_region",
-            f"site {event.site} is in region {event.region}; run {state.id} has {', '.join(state.regions)} only",
+            f"site {event.site} is in region {event.region}; run {state.id} has {', '.join(state.regions)} only, which "
+            "would never meet another one, since its spec has no `outer`: start the agent of the site with --region "
+            f"{min(state.regions)}, or begin a run with `outer` where this one is: `isthmus run snapshot {state.id}`, "
+            f"then `isthmus run start SPEC --from {state.id}/N`",
         )
-    known = state.members.get(event.site)
-    if known is None:
-        member = Member(site=event.site, region=event.region, since=now)
-    elif known.excluded:
-        member = Member(site=event.site, region=event.region, since=now, attempt=known.attempt + 1)
-    else:
-        return Transition(state)
-    return Transition(with_(state, members={**state.members, event.site: member}))
+    return region_added(state, event.region)
 
 
 def site_removed(event: SiteRemoved, state: RunState, now: datetime) -> Transition:

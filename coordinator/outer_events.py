@@ -6,11 +6,10 @@ from typing import TypeVar
 
 from api import schemas
 from api.errors import ConflictError
-from api.schemas import Resume
 from coordinator.changes import changed
+from coordinator.entrances import are_all_parameters, with_entrances
 from coordinator.entries import anchor_header
 from coordinator.events import Announced, Arrived, Averaged
-from coordinator.in_force import in_force_at
 from coordinator.opening import late_regions
 from coordinator.quorum import all_announced, outer_closes_at, region_copies, remaining, timely
 from coordinator.records import Arrival, FragmentRound, OuterRound, RunState, Share
@@ -268,8 +267,8 @@ def _outer_finished(state: RunState) -> Transition:
     for name in state.regions:
         state = _kept_by(state, outer, name)
     state = with_(state, outer=None, outer_rounds=outer.number, outer_step=outer.step, met_at=None)
-    if _are_all_parameters(state, outer):
-        state = behind_outer_round(_with_entrances(state, outer), outer.ends)
+    if are_all_parameters(state):
+        state = behind_outer_round(with_entrances(state), outer.ends)
     done = Transition(state, outer_round=summary)
     for name in () if state.has_rounds else state.regions:  # where these are the only places of changes (A21)
         done = done.then(changed(done.state, done.state.regions[name], outer.ends + 1))
@@ -285,29 +284,3 @@ def _kept_by(state: RunState, outer: OuterRound, name: str) -> RunState:
     if apart:
         return with_region(state, name, apart=True, tokens=region.tokens + outer.weights.get(name, 0))
     return with_region(state, name, apart=False, tokens=region.tokens if name in outer.weights else 0)
-
-
-def _are_all_parameters(state: RunState, outer: OuterRound) -> bool:
-    """Whether whoever has applied the log to here holds the anchors and nothing else, but for regions apart."""
-    if not state.has_rounds:
-        return None not in state.anchors
-    return outer.step == outer.ends and outer.fragments.keys() >= set(range(len(state.anchors)))
-
-
-def _with_entrances(state: RunState, outer: OuterRound) -> RunState:
-    """A region apart keeps the one before: whoever enters it is to hold what its sites hold."""
-    for name, region in state.regions.items():
-        if state.has_rounds and region.apart:
-            continue
-        assert region.head is not None
-        resume = Resume(
-            position=region.head,
-            step=outer.ends,
-            outer_round=outer.number,
-            outer_step=outer.step,
-            in_force=in_force_at(state, outer.ends),
-            anchors=[anchor for anchor in state.anchors if anchor is not None],
-            buffers=state.buffers,
-        )
-        state = with_region(state, name, resume=resume)
-    return state

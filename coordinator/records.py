@@ -69,6 +69,7 @@ class Region(Record):
         changes: how many of the run's changes the log has.
         unchanged: the newest entry that is no change; a site that has applied no later one does not know the settings.
         apart: it was not in the mean of the last outer round and kept what it has: its parameters are not the anchors.
+        came_later: it is none of those that the run began with, and no end of it if all its sites are excluded.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Region(Record):
     changes: int = 0
     unchanged: int = 0
     apart: bool = False
+    came_later: bool = False
 
 
 class Missed(Record):

@@ -73,9 +73,11 @@ def _stopped(state: RunState, now: datetime) -> RunState:
 
 
 def _without_region(state: RunState, now: datetime) -> RunState:
-    """A region whose sites are all excluded is the end of the run; without rounds, when all regions are such."""
+    """A region whose sites are all excluded is the end of the run, unless it has come later; without rounds, when all
+    regions are such.
+    """
     left = {member.region for member in state.members.values() if not member.excluded}
-    lost = state.regions.keys() - left
+    lost = {name for name, region in state.regions.items() if not region.came_later} - left
     if not lost or (left and not state.has_rounds):
         return state
     excluded = {member.site: member.excluded for member in state.members.values() if member.region == min(lost)}

@@ -125,6 +125,8 @@ class Driver:
         """The regions that were in time when the last outer round opened."""
         self.opened_away = set()
         """Those of which nobody was there."""
+        self.came = {}
+        """Regions that the run did not begin with: how many outer rounds were over, and whether one was open."""
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -211,8 +213,14 @@ class Driver:
         for name, region in state.regions.items():
             if name in before.regions:
                 self._check_freeze(before, before.regions[name], region)
+        for name in state.regions.keys() - before.regions.keys() if before.going_on else ():
+            self.came[name] = len(self.summaries), before.outer is not None
         for region, header in done.entries:
             self._check_entry(region, header)
+        for name in state.regions.keys() - before.regions.keys() if before.going_on else ():
+            self._check_beginning(name)
+        if state.status is RunStatus.FAILED and "is left in region" in state.ended_because:
+            assert state.ended_because.split("region ")[1].split(":")[0] not in self.came
         self._check_late(before)
         if state.outer is not None and before.outer is None:
             self._check_opening()
@@ -355,6 +363,8 @@ class Driver:
         assert len(numbers) <= self.spec.snapshots.keep
         for snapshot in state.snapshots:
             position = snapshot.contents.positions.get(name)
+            if position is None and snapshot.contents.rounds <= self.came.get(name, (0, False))[0]:
+                continue
             if position is None:
                 missed = [line for line in log if line.get("outer_round") == snapshot.contents.rounds]
                 assert any(line.get("before") is not None for line in missed)
@@ -458,20 +468,54 @@ class Driver:
         if header["kind"] == "change":
             self._check_change(region, header)
         if header["kind"] == "anchor":
+            seen = [(line["outer_round"], line["fragment"]) for line in log if line["kind"] == "anchor"]
+            assert len(set(seen)) == len(seen)
+            if header["outer_round"] <= self.came.get(region, (0, False))[0]:
+                assert header["participants"] == []
+                return
             weights = {part["region"]: part["weight"] for part in header["participants"]}
             assert weights
             self._check_anchor(header, weights)
             self._check_left_out(region, header)
-            others = [[line for line in self.logs[name] if line["kind"] == "anchor"] for name in self.state.regions]
-            seen = [(line["outer_round"], line["fragment"]) for line in log if line["kind"] == "anchor"]
-            assert len(set(seen)) == len(seen)
-            place = len(seen) - 1
-            for own in others:
-                if len(own) > place:
+            for name in self.state.regions:
+                first = max(self.came.get(name, (0, False))[0], self.came.get(region, (0, False))[0])
+                ours, own = self._anchors(region, first), self._anchors(name, first)
+                place = len(ours) - 1
+                if len(own) > place >= 0:
                     ignored = ("seq", "previous", "before")
                     assert {key: value for key, value in own[place].items() if key not in ignored} == {
-                        key: value for key, value in header.items() if key not in ignored
+                        key: value for key, value in ours[place].items() if key not in ignored
                     }
+
+    def _anchors(self, region, behind=0):
+        """Those of outer rounds after that one."""
+        lines = [line for line in self.logs[region] if line["kind"] == "anchor"]
+        return [line for line in lines if line["outer_round"] > max(behind, self.came.get(region, (0, False))[0])]
+
+    def _check_beginning(self, region):
+        """A region that comes has entry 0, and the anchors that all others have behind the last outer round."""
+        held, opened = self.came[region]
+        log = self.logs[region]
+        first = next(name for name in self.state.regions if name not in self.came)
+        assert log[0] == self.logs[first][0]
+        newest = {}
+        for line in self.logs[first]:
+            if line["kind"] == "anchor" and line["outer_round"] <= held:
+                newest[line["fragment"]] = line["digest"]
+        ours = {line["fragment"]: line for line in log if line["kind"] == "anchor" and line["outer_round"] <= held}
+        unknown = {self.spec.outer.fragments} if opened else set()
+        assert newest.keys() - unknown <= ours.keys() <= newest.keys()
+        for fragment, line in ours.items():
+            assert line["digest"] == newest[fragment]
+            self._check_anchor(line, {})
+            assert line.get("before") is None
+            assert ("before" in line) == (fragment < self.spec.outer.fragments)
+        assert [line["seq"] for line in ours.values()] == list(range(1, len(ours) + 1))
+        if not opened:
+            turn = self.summaries[-1].step if held else 0
+            assert self.state.regions[region].step == (
+                min(turn + self.spec.outer.delay, self.spec.steps) if held else 0
+            )
 
     def _check_anchor(self, header, weights):
         number = header["outer_round"]
@@ -479,7 +523,7 @@ class Driver:
         assert header["taken_after"] == step
         assert header["step"] == min(step + self.spec.outer.delay, self.spec.steps)
         assert header["every"] == self.settings_at(step)["every"]
-        assert header["fragment"] in fragments
+        assert header["fragment"] in fragments or not weights
         if self.spec.exchange != "none":
             since = {name: self.tokens_between(name, self.counted[name], step) for name in weights}
             assert weights == since
@@ -496,9 +540,11 @@ class Driver:
             return
         anchors = [line for line in self.logs[region][:-1] if line["kind"] == "anchor"]
         last = [line for line in anchors if line["outer_round"] == number - 1]
-        together = len(self.outer_turns()[number - 1][1]) >= self.spec.outer.fragments
+        together = set(self.outer_turns()[number - 1][1]) >= set(range(self.spec.outer.fragments))
         again = any(line.get("before") is not None for line in last) and region in self.opened_away
         again = again or (region not in self.opened_with and self._holds_the_anchors(region, number))
+        again = again or self.came.get(region) == (number - 1, True)
+        together = together or self.came.get(region) == (number - 1, True)
         refused = region in self.had_copies[number, fragment]
         if refused or header["taken_after"] == self.spec.steps or (again and together):
             assert header["before"] is None
@@ -530,7 +576,8 @@ class Driver:
         assert header["from_step"] <= header["step"] + 1
         if self.spec.exchange == "none":
             taken, _ = self.outer_turns()[self.state.outer_rounds - 1]
-            assert header["from_step"] - 1 == header["step"] == min(taken + self.spec.outer.delay, self.spec.steps)
+            assert header["step"] == min(taken + self.spec.outer.delay, self.spec.steps)
+            assert header["from_step"] - 1 == header["step"] or region in self.came
             assert self.logs[region][-2]["kind"] in ("anchor", "change")
         else:
             assert self.state.regions[region].round.step == header["step"] + 1
@@ -820,6 +867,8 @@ class Driver:
             for site, member in sorted(self.state.members.items()):
                 if member.excluded and len(self.state.present(region)) < self.spec.rounds.min_sites:
                     self.send(SiteAdded(site, member.region))
+            for number in range(len(self.state.present(region)), self.spec.rounds.min_sites):
+                self.send(SiteAdded(f"{region}-{number}", region))
 
     def finish(self):
         self.begin()

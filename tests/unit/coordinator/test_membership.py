@@ -783,7 +783,9 @@ def test_who_gives_the_model_may_not_go_before():
 
 def test_a_site_is_added_to_a_run_that_goes_on():
     driver = Driver(TWO, steps=3).begin()
-    driver.refused(SiteAdded("c", "east"), "no_such_region")
+    error = driver.refused(SiteAdded("c", "east"), "no_such_region")
+    assert "has west only" in error.detail
+    assert "--region west" in error.detail
     driver.until_step(1)
     driver.send(SiteAdded("c", "west"))
     assert (condition(driver, "c"), driver.state.assigned["c"]) == (Condition.JOINING, 1)
