@@ -304,7 +304,11 @@ def change_run(
 
 @run_app.command("add-site")
 def add_site(run: str, site: str, as_json: AsJson = False) -> None:
-    """Add a site to a run that goes on, or take one back that was excluded."""
+    """Add a site to a run that goes on, or take one back that was excluded.
+
+    With outer steps in the run's spec the site may be in a region that the run does not have yet: that begins at the
+    newest anchors.
+    """
     with Connection().client() as client:
         _print_run(client.add_site(run, site), as_json)
 

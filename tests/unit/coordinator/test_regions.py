@@ -118,6 +118,18 @@ def test_anchors_that_are_on_their_way_are_not_yet_those_it_begins_with():
     assert driver.finish().status is RunStatus.SUCCEEDED
 
 
+def test_a_fragment_whose_first_anchor_is_on_its_way_is_that_of_entry_0():
+    outer = {"stagger": True, "delay": 1}
+    driver = Driver(TWO, steps=12, every=4, fragments=2, outer=outer).begin().until_outer_round(1).until_outer()
+    for site in TWO:
+        driver.send(driver.announcement(site, 1))
+    driver.work()
+    assert driver.state.anchors[1] is not None
+    driver.send(SiteAdded("c", "north"))
+    assert kinds(driver.logs["north"]) == [("start", 0, None), ("anchor", 3, 0)]
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
 def test_its_log_has_the_changes_of_settings():
     driver = Driver(TWO, steps=12, every=3).begin()
     driver.send(ChangeRequested(Change(from_step=3, lr=2e-3)))
