@@ -392,7 +392,9 @@ class CoordinatorService:
         now = await self._store.now()
         await self._guards.look_at(run, report)
         points = [
-            schemas.StoredPoint(site=report.site, step=point.step, at=now, values=_finite(point.values))
+            schemas.StoredPoint(
+                site=report.site, session=report.session, step=point.step, at=now, values=_finite(point.values)
+            )
             for point in report.points
         ]
         await self._store.series.add(run, points)
