@@ -127,7 +127,9 @@ def _is_done(state: RunState) -> bool:
 
 
 def _going_on(state: RunState) -> str:
-    open_ = [_round(state, region) for region in state.regions.values() if region.round is not None]
+    wanted = {member.region for member in state.members.values() if not member.excluded}
+    regions = (region for name, region in state.regions.items() if name in wanted)
+    open_ = [_round(state, region) for region in regions if region.round is not None]
     if open_ and state.held_back:
         open_.append(f"contributions wait: {state.held_back}")
     if state.outer is not None:

@@ -168,6 +168,7 @@ def test_the_run_goes_on_if_its_sites_are_excluded_but_not_without_one_that_it_b
     driver.take_seat("c")
     driver.send(driver.gone("c"))
     assert driver.member("c").condition is Condition.EXCLUDED
+    assert "north" not in driver.words
     driver.until_outer_round(2)
     driver.send(SiteAdded("c", "north"))
     assert driver.member("c").attempt == 2
