@@ -282,5 +282,6 @@ def _kept_by(state: RunState, outer: OuterRound, name: str) -> RunState:
     if any(name in fragment.averaged for fragment in fragments):
         return with_region(state, name, apart=apart)
     if apart:
-        return with_region(state, name, apart=True, tokens=region.tokens + outer.weights.get(name, 0))
+        counts = outer.weights.get(name, 0) if state.has_rounds else 0  # or else the site will say so itself
+        return with_region(state, name, apart=True, tokens=region.tokens + counts)
     return with_region(state, name, apart=False, tokens=region.tokens if name in outer.weights else 0)

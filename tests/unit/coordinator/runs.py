@@ -200,7 +200,8 @@ class Driver:
     def _book_mean(self, event, before):
         if before.outer is None or before.outer.number != event.number or before.outer.fragments[event.fragment].anchor:
             return
-        if self.state.outer is None or self.state.outer.fragments[event.fragment].anchor is not None:
+        after = self.state.outer
+        if after is None or after.number != event.number or after.fragments[event.fragment].anchor is not None:
             self.had_copies[event.number, event.fragment] = set(event.copies)
 
     # --- what holds after any event -----------------------------------------------------------------------------------

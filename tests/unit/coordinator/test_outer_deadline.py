@@ -207,3 +207,18 @@ def test_a_region_that_does_not_come_to_where_its_anchors_are_is_late():
     assert driver.summaries[0].late == ["a", "b"]
     assert driver.state.regions["west"].tokens == 7
     assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_a_site_without_rounds_that_announces_late_says_itself_what_counts_next_time():
+    driver = Driver(ALONE, steps=6, every=2, exchange="none", outer=DEADLINE).begin().until_outer()
+    for site in "ab":
+        driver.send(driver.announcement(site, 0))
+    driver.pass_time(30)
+    driver.work()
+    (anchor,) = anchors_of(driver, "yonder")
+    assert anchor["before"] == START.parameters
+    assert driver.state.regions["yonder"].apart
+    assert driver.state.regions["yonder"].tokens == 0
+    for site in ALONE:
+        driver.send(driver.arrival(site, tokens=14))
+    assert driver.state.outer.weights == {"here": 14, "there": 14, "yonder": 14}
