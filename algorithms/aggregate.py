@@ -147,11 +147,12 @@ def _finish(
         keep_largest(values, largest)
     rounded, shifted, bits = requantise(values, exponents[tile.rows] - FRACTION_BITS)
     keep = np.full(values.shape, True) if is_dense(elements) else rounded != 0
+    kept = np.flatnonzero(keep)
     return UpdateCoefficients(
         chunks=numbers[tile.rows],
         counts=np.einsum("ij->i", keep, dtype=np.int32).astype(np.int64),
-        indices=indices[keep],
-        values=rounded[keep],
+        indices=indices.reshape(-1)[kept],
+        values=rounded.reshape(-1)[kept],
         exponents=shifted,
         bits=bits,
     )

@@ -122,9 +122,9 @@ class _Tile:
     chunks: slice
     indices: slice
     first_bit: int
-    edges: NDArray[np.int64]
+    edges: NDArray[np.int32]
     """(m + 1,) where the records begin and the last one ends, from the first bit on."""
-    places: NDArray[np.int64]
+    places: NDArray[np.int32]
     """(n,) of the ones if all high bits were 0, from the first bit on."""
 
     @property
@@ -138,12 +138,12 @@ def _tiles(counts: NDArray[np.int64], zeros: int) -> Iterator[_Tile]:
     step = max(1, TILE_BITS * counts.size // max(bits, 1))
     for start in range(0, counts.size, step):
         stop = min(start + step, counts.size)
-        gaps = np.arange(stop - start + 1) * zeros
-        own = first[start : stop + 1] - first[start]
+        gaps = np.arange(stop - start + 1, dtype=np.int32) * np.int32(zeros)
+        own = (first[start : stop + 1] - first[start]).astype(np.int32)
         yield _Tile(
             chunks=slice(start, stop),
             indices=slice(int(first[start]), int(first[stop])),
             first_bit=int(first[start]) + start * zeros,
             edges=own + gaps,
-            places=np.arange(int(own[-1])) + np.repeat(gaps[:-1], counts[start:stop]),
+            places=np.arange(own[-1], dtype=np.int32) + np.repeat(gaps[:-1], counts[start:stop]),
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms.transforms import Transform, basis
 
-__all__ = ["Sides", "add_forward", "add_inverse", "candidates", "forward", "largest", "sides", "top_k"]
+__all__ = ["Sides", "add_forward", "add_inverse", "candidates", "forward", "largest", "sides"]
 
 GROUPS = 4
 """Groups per wanted coefficient, and at least 64 of them, so that maxima are taken by whole vectors."""
@@ -112,8 +112,3 @@ def largest(
     best.sort(axis=1)
     best += starts[:-1, None]
     return (places[best] % elements).astype(np.uint16), values[best]
-
-
-def top_k(coefficients: Tensor, k: int) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
-    """Positions, ascending, and values of the k largest magnitudes of each row of finite (m, n), (m, k); m > 0."""
-    return largest(*candidates(coefficients, k, torch.empty_like(coefficients)), coefficients.shape, k)

@@ -1,4 +1,4 @@
-"""Bytes by formula, without packing anything: ours, and those of other ways of training. numpy only.
+"""Bytes by formula, without packing anything: ours, and those of data-parallel training. numpy only.
 
 All counts are of arrays, one way; a message adds a header of its own.
 """
@@ -8,17 +8,7 @@ from algorithms.indices import index_sizes
 from algorithms.layout import ParameterLayout, kept
 from algorithms.updates import CODEC_BITS, Codec, Indices
 
-__all__ = [
-    "coefficients",
-    "contribution_bytes",
-    "ddp_bytes",
-    "diloco_bytes",
-    "parameters_bytes",
-    "reference_bytes",
-]
-
-REFERENCE_COEFFICIENT = 12
-"""Bytes of a coefficient of the DeMo reference: an int64 index and a float32 value."""
+__all__ = ["coefficients", "contribution_bytes", "ddp_bytes", "parameters_bytes"]
 
 
 def contribution_bytes(layout: ParameterLayout, k: int, codec: Codec, indices: Indices = "packed") -> int:
@@ -38,19 +28,9 @@ def coefficients(layout: ParameterLayout, k: int) -> int:
     return sum(len(block) * kept(k, block.elements, layout.chunk) for block in layout.blocks)
 
 
-def reference_bytes(layout: ParameterLayout, k: int) -> int:
-    """Bytes of as many coefficients as the DeMo reference sends them."""
-    return REFERENCE_COEFFICIENT * coefficients(layout, k)
-
-
 def ddp_bytes(layout: ParameterLayout) -> int:
     """Bytes that data-parallel training sends per step: bfloat16 gradients (rule C5)."""
     return 2 * layout.parameter_count
-
-
-def diloco_bytes(layout: ParameterLayout, every: int) -> float:
-    """Bytes per step, on average, of sending all parameters in float32 every `every` steps."""
-    return parameters_bytes(layout) / every
 
 
 def parameters_bytes(layout: ParameterLayout) -> int:

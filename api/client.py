@@ -279,10 +279,9 @@ class CoordinatorClient:
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
-    def add_metrics(self, run: str, site: str, points: Sequence[schemas.MetricPoint]) -> None:
-        self._http.send(
-            "POST", f"/v1/runs/{_segment(run)}/metrics", json=schemas.MetricReport(site=site, points=list(points))
-        )
+    def add_metrics(self, run: str, site: str, points: Sequence[schemas.MetricPoint], session: str = "") -> None:
+        report = schemas.MetricReport(site=site, session=session, points=list(points))
+        self._http.send("POST", f"/v1/runs/{_segment(run)}/metrics", json=report)
 
     def metrics(self, run: str, max_points: int | None = None) -> list[schemas.StoredPoint]:
         return self._get(schemas.MetricPage, f"/v1/runs/{_segment(run)}/metrics", max_points=max_points).items

@@ -3,7 +3,7 @@
 import time
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
 
 from api import schemas
 from api.content_digest import FIELD, content_digest_of
@@ -11,13 +11,20 @@ from api.errors import UnsupportedMediaError
 from api.payload import MEDIA_TYPE
 from api.permissions import GuardedRoute, allowed
 from api.routes import MAX_WAIT_S, Caller, Coordinator, Name, Number, RunId, Wait, attempt_of
-from api.service import Answer
+from api.service import Answer, Place
 
 __all__ = ["v1"]
 
 v1 = APIRouter(route_class=GuardedRoute)
 
 RoundStep = Annotated[int, Path(ge=1, le=2**48)]
+
+
+async def _place(run: RunId, region: Name, step: RoundStep, site: Name, caller: Caller) -> Place:
+    return Place(run, region, step, site, attempt_of(caller))
+
+
+AnswersPlace = Annotated[Place, Depends(_place)]
 
 
 def _answer(answer: Answer, waiting_status: Literal[202, 204]) -> Response:
@@ -38,40 +45,23 @@ def _answer(answer: Answer, waiting_status: Literal[202, 204]) -> Response:
 @v1.put("/runs/{run}/regions/{region}/steps/{step}/contributions/{site}/parts/{part}")
 @allowed("ranks")
 async def contribute(
-    run: RunId,
-    region: Name,
-    step: RoundStep,
-    site: Name,
-    part: Number,
-    request: Request,
-    service: Coordinator,
-    caller: Caller,
-    wait: Wait = 0,
+    place: AnswersPlace, part: Number, request: Request, service: Coordinator, wait: Wait = 0
 ) -> Response:
     if request.headers.get("content-type") != MEDIA_TYPE:
         raise UnsupportedMediaError("media_type", f"a contribution is {MEDIA_TYPE}; set Content-Type to that")
     started = time.perf_counter()
     body = await request.body()
     receive = (time.perf_counter() - started) * 1e3
-    place = (run, region, step, site, attempt_of(caller))
-    answer = await service.contribute(*place, part, body, min(wait, MAX_WAIT_S))
+    answer = await service.contribute(place, part, body, min(wait, MAX_WAIT_S))
     return _answer(answer.timed(receive=receive), 202)
 
 
 @v1.put("/runs/{run}/regions/{region}/steps/{step}/abstentions/{site}")
 @allowed("ranks")
 async def abstain(
-    run: RunId,
-    region: Name,
-    step: RoundStep,
-    site: Name,
-    abstention: schemas.Abstention,
-    service: Coordinator,
-    caller: Caller,
-    wait: Wait = 0,
+    place: AnswersPlace, abstention: schemas.Abstention, service: Coordinator, wait: Wait = 0
 ) -> Response:
-    place = (run, region, step, site, attempt_of(caller))
-    return _answer(await service.abstain(*place, abstention, min(wait, MAX_WAIT_S)), 202)
+    return _answer(await service.abstain(place, abstention, min(wait, MAX_WAIT_S)), 202)
 
 
 @v1.get("/runs/{run}/regions/{region}/steps/{step}/update/parts/{part}")

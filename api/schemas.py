@@ -366,13 +366,20 @@ class MetricPoint(Message):
     values: dict[Annotated[str, StringConstraints(max_length=64)], float | None] = Field(max_length=64)
 
 
+SessionId = Annotated[
+    str, Field(max_length=32, pattern="^[0-9a-f]*$", description="of ranks, from their start to their end; any name")
+]
+
+
 class MetricReport(Message):
     site: Name
+    session: SessionId = ""
     points: list[MetricPoint] = Field(max_length=1000)
 
 
 class StoredPoint(Message):
     site: Name
+    session: SessionId = ""
     step: Step
     at: datetime
     values: dict[str, float | None]

@@ -7,7 +7,7 @@ from typing import Protocol
 from api import schemas, specs
 from api.access import AuditPage, IssuedToken, Scope, Token, TokenRequest
 
-__all__ = ["Access", "Answer", "FoundBlob", "Principal", "Scope", "Service", "Snapshots"]
+__all__ = ["Access", "Answer", "FoundBlob", "Place", "Principal", "Scope", "Service", "Snapshots"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,17 @@ class Principal:
     def who(self) -> str:
         """A name for people."""
         return self.name or f"{self.scope} {self.site}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose answer to which round."""
+
+    run: str
+    region: str
+    step: int
+    site: str
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -119,12 +130,8 @@ class Service(Protocol):
     async def layout(self, run: str) -> schemas.RunLayout: ...
     async def model(self, run: str) -> schemas.Model: ...
 
-    async def contribute(
-        self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
-    ) -> Answer: ...
-    async def abstain(
-        self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
-    ) -> Answer: ...
+    async def contribute(self, place: Place, part: int, body: bytes, wait: float) -> Answer: ...
+    async def abstain(self, place: Place, abstention: schemas.Abstention, wait: float) -> Answer: ...
     async def update(
         self, run: str, region: str, step: int, part: int, wait: float, site: str | None = None
     ) -> Answer: ...

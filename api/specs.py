@@ -254,8 +254,8 @@ class RoundsSpec(Specification):
         default=3,
         ge=0,
         le=10**6,
-        description="failures of a site's ranks before it is excluded; before its first step, the same error twice is "
-        "enough",
+        description="failures of a site's ranks, without a contribution in between, before it is excluded; before its "
+        "first step, the same error twice is enough",
     )
     overlap: bool = Field(
         default=False,

@@ -13,6 +13,7 @@ from algorithms.outliers import squares
 from api.errors import ConflictError, InvalidError, ProblemError
 from api.payload import contribution_digest, digest_json
 from api.schemas import ContributionHeader
+from api.service import Place
 from coordinator.arrivals import Arrival, Part
 from coordinator.engine import Engine
 from coordinator.events import Contributed, PartSent, Refused
@@ -58,9 +59,7 @@ class Contributions:
         """The chunks of each part of a contribution to this step."""
         return parts_of(await self._layouts.of(state), optimizer_at(state, region, step), state.spec.part_bytes)
 
-    async def take(
-        self, state: RunState, region: str, step: int, site: str, attempt: int, part: int, body: bytes
-    ) -> Complete | list[int]:
+    async def take(self, state: RunState, place: Place, part: int, body: bytes) -> Complete | list[int]:
         """The contribution that is complete with this part; or the numbers of the parts that are missing.
 
         Raises:
@@ -70,6 +69,7 @@ class Contributions:
             TooManyRequestsError: Redis is to drain first.
             StorageFullError: the contributions of a round can never fit into Redis.
         """
+        region, step, site, attempt = place.region, place.step, place.site, place.attempt
         layout, optimizer = await self._layouts.of(state), optimizer_at(state, region, step)
         parts = await self.parts(state, region, step)
         started = time.perf_counter()

@@ -9,7 +9,7 @@ from api import schemas
 from api.errors import ConflictError, GoneError, InvalidError, NotFoundError
 from api.payload import contribution_digest
 from api.schemas import RunStatus
-from api.service import Answer
+from api.service import Answer, Place
 from coordinator.blobs import in_thread
 from coordinator.contributions import Complete, Contributions
 from coordinator.encodings import check_encoding
@@ -51,9 +51,8 @@ class Exchanges:
 
     # --- answers of sites ---------------------------------------------------------------------------------------------
 
-    async def contribute(
-        self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
-    ) -> Answer:
+    async def contribute(self, place: Place, part: int, body: bytes, wait: float) -> Answer:
+        run, region, step = place.run, place.region, place.step
         state = (self._store.seen(run) or await self._store.load(run)).state
         if not _open(state, region, step):
             state = (await self._store.load(run)).state
@@ -61,8 +60,8 @@ class Exchanges:
         last = part == (count := len(await self._contributions.parts(state, region, step))) - 1
         if _closed(state, region, step):
             whole = contribution_digest([hashlib.sha256(body).hexdigest()]) if count == 1 else None
-            return await self._answer_closed(run, region, step, site, "contributors", whole)
-        taken = await self._contributions.take(state, region, step, site, attempt, part, body)
+            return await self._answer_closed(run, region, step, place.site, "contributors", whole)
+        taken = await self._contributions.take(state, place, part, body)
         if isinstance(taken, Complete):
             self._engine.validated(state, taken.event)
             answer = await self._take_in(run, taken.event, wait if last else 0.0, taken.payloads)
@@ -71,13 +70,12 @@ class Exchanges:
             return Answer(None, f"parts {taken} of {count} are missing: send all of them again", accepted=False)
         return Answer(None, waiting_for(state))
 
-    async def abstain(
-        self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
-    ) -> Answer:
+    async def abstain(self, place: Place, abstention: schemas.Abstention, wait: float) -> Answer:
+        run, region, step = place.run, place.region, place.step
         state = (await self._store.load(run)).state
         if _closed(state, region, step):
-            return await self._answer_closed(run, region, step, site, "abstentions")
-        event = Abstained(site, attempt, region, step, abstention.position, abstention.reason)
+            return await self._answer_closed(run, region, step, place.site, "abstentions")
+        event = Abstained(place.site, place.attempt, region, step, abstention.position, abstention.reason)
         return await self._take_in(run, event, wait, {})
 
     async def _take_in(

@@ -2,7 +2,6 @@
 and removed. Pure.
 """
 
-import re
 from datetime import datetime
 
 from api.errors import ConflictError, NotFoundError
@@ -17,6 +16,7 @@ from coordinator.events import (
     SiteLost,
     SiteRemoved,
 )
+from coordinator.failures import failed, slowed
 from coordinator.opening import arrived_at
 from coordinator.quorum import remaining
 from coordinator.records import Member, OuterRound, RunState
@@ -46,7 +46,6 @@ __all__ = [
 NEAR = 4
 """Entries by which a site may be behind when it becomes active."""
 
-_RANK = re.compile(r"^rank \d+: |\[rank\d+\]: ")
 _ALIVE = (RunStatus.STARTING, RunStatus.RUNNING, RunStatus.PAUSED)
 
 
@@ -66,6 +65,7 @@ def rejoining(state: RunState, site: str, *, attempt: int, seat: str | None = No
         seat=seat,
         failures=member.failures,
         failure=member.failure,
+        alike=member.alike,
         listed=member.listed,
         away=member.away,
         excluded=member.excluded,
@@ -157,39 +157,14 @@ def processes_gone(event: ProcessesGone, state: RunState, now: datetime) -> Tran
         return Transition(state)
     if event.exit_code == 0 and member.final is not None:
         return Transition(with_member(state, event.site, gone=True))
-    failures, failure = member.failures + 1, _failure(event, state)
-    state = with_member(state, event.site, failures=failures, failure=failure)
-    if failures > state.spec.rounds.restarts:
-        return Transition(_excluded(state, event.site, failure))
-    if failures > 1 and _no_accident(event, state) and _error(failure) == _error(member.failure):
-        return Transition(_excluded(state, event.site, f"the same twice before its first step, {failure}"))
-    return Transition(rejoining(state, event.site, attempt=member.attempt + 1))
-
-
-def _no_accident(event: ProcessesGone, state: RunState) -> bool:
-    """Whether ranks that end like this before they have come to anything will do so again: they were not killed, and
-    say what is wrong, or end by themselves.
-    """
-    new = state.members[event.site].listed == 0 and (state.has_rounds or state.outer_rounds == 0)
-    return new and (event.exit_code == 0 or (0 < (event.exit_code or 0) < 128 and bool(event.detail.strip())))
-
-
-def _error(failure: str) -> str:
-    """What went wrong, at whatever rank."""
-    return _RANK.sub("", failure.partition("\n")[0])
-
-
-def _failure(event: ProcessesGone, state: RunState) -> str:
-    """Why the ranks ended, and the end of their log after it."""
-    who = "" if event.rank is None else f"rank {event.rank}: "
-    if event.exit_code == 0:
-        how = f"its training script ended before the run did, at step {state.step} of {state.spec.steps}"
-    elif event.exit_code in (-9, 137):
-        how = "killed (out of memory?)"
-    else:
-        how = f"exit code {event.exit_code}"
-    log = event.detail.strip()
-    return f"{who}{how}: {log.splitlines()[-1]}\n{log}" if log else f"{who}{how}"
+    fallen = failed(member, event, state)
+    state = with_(state, members={**state.members, event.site: fallen})
+    if fallen.failures > state.spec.rounds.restarts:
+        return Transition(_excluded(state, event.site, fallen.failure))
+    new = fallen.listed == 0 and (state.has_rounds or state.outer_rounds == 0)
+    if new and fallen.failures > 1 and fallen.alike > 1:
+        return Transition(_excluded(state, event.site, f"the same twice before its first step, {fallen.failure}"))
+    return Transition(slowed(rejoining(state, event.site, attempt=member.attempt + 1), event.site, now))
 
 
 # --- agents -----------------------------------------------------------------------------------------------------------
@@ -218,7 +193,7 @@ def site_back(event: SiteBack, state: RunState, now: datetime) -> Transition:
         return Transition(state)
     if state.outer is not None:
         state = with_(state, outer=_without(state.outer, event.site))
-    return Transition(with_member(state, event.site, caught_up=False, version=None))
+    return Transition(with_member(state, event.site, caught_up=False, version=None, restart_at=None))
 
 
 # --- administrators ---------------------------------------------------------------------------------------------------

@@ -110,6 +110,8 @@ class Member(Record):
         final: the digest that they ended with.
         failures: of ranks, since they last came to something: a contribution that was accepted, or, without rounds, an
             outer round; `failure` is the last one.
+        alike: failures in a row with the same error, whatever the ranks came to in between; 0 after an accident.
+        restart_at: the earliest time of the next ranks, if they are delayed.
         delays: seconds from the first answer of a round to its own, the last few, late ones among them.
         missed: rounds in a row that closed without its answer.
         late: the first of those that its ranks may still be busy with.
@@ -131,6 +133,8 @@ class Member(Record):
     final: str | None = None
     failures: int = 0
     failure: str = ""
+    alike: int = 0
+    restart_at: datetime | None = None
     delays: tuple[float, ...] = ()
     missed: int = 0
     listed: int = 0
@@ -404,4 +408,4 @@ class RunState(Record):
         if self.status is not RunStatus.STARTING and not self.going_on:
             return {}
         wanted = (member for member in self.members.values() if not member.excluded and not member.gone)
-        return {member.site: member.attempt for member in wanted}
+        return {member.site: member.attempt for member in wanted if member.restart_at is None}

@@ -15,7 +15,7 @@ from api import schemas, specs
 from api.errors import ConflictError, GoneError, InvalidError, NotFoundError, ProblemError
 from api.payload import digest_json
 from api.schemas import RunStatus
-from api.service import Answer, FoundBlob, Principal
+from api.service import Answer, FoundBlob, Place, Principal
 from coordinator.access import Access
 from coordinator.blobs import Blobs
 from coordinator.buffers import require_buffers, require_small_buffers
@@ -309,30 +309,26 @@ class CoordinatorService:
 
     # --- rounds and the log -------------------------------------------------------------------------------------------
 
-    async def contribute(
-        self, run: str, region: str, step: int, site: str, attempt: int, part: int, body: bytes, wait: float
-    ) -> Answer:
-        async with self._late_ones_noted(run, site, attempt, step), self._guards.storage(run):
-            await self._sites.heard(site)
-            answer = await self._exchanges.contribute(run, region, step, site, attempt, part, body, wait)
-        return await self._with_wishes(answer, run, step, site)
+    async def contribute(self, place: Place, part: int, body: bytes, wait: float) -> Answer:
+        async with self._late_ones_noted(place), self._guards.storage(place.run):
+            await self._sites.heard(place.site)
+            answer = await self._exchanges.contribute(place, part, body, wait)
+        return await self._with_wishes(answer, place.run, place.step, place.site)
 
-    async def abstain(
-        self, run: str, region: str, step: int, site: str, attempt: int, abstention: schemas.Abstention, wait: float
-    ) -> Answer:
-        await self._sites.heard(site)
-        async with self._late_ones_noted(run, site, attempt, step):
-            answer = await self._exchanges.abstain(run, region, step, site, attempt, abstention, wait)
-        return await self._with_wishes(answer, run, step, site)
+    async def abstain(self, place: Place, abstention: schemas.Abstention, wait: float) -> Answer:
+        await self._sites.heard(place.site)
+        async with self._late_ones_noted(place):
+            answer = await self._exchanges.abstain(place, abstention, wait)
+        return await self._with_wishes(answer, place.run, place.step, place.site)
 
     @asynccontextmanager
-    async def _late_ones_noted(self, run: str, site: str, attempt: int, step: int) -> AsyncIterator[None]:
+    async def _late_ones_noted(self, place: Place) -> AsyncIterator[None]:
         try:
             yield
         except GoneError as error:
             if error.code == "closed_without_you":
                 with suppress(ProblemError):
-                    await self._engine.apply(run, AnsweredLate(site, attempt, step))
+                    await self._engine.apply(place.run, AnsweredLate(place.site, place.attempt, place.step))
             raise
 
     async def update(self, run: str, region: str, step: int, part: int, wait: float, site: str | None = None) -> Answer:
@@ -392,7 +388,9 @@ class CoordinatorService:
         now = await self._store.now()
         await self._guards.look_at(run, report)
         points = [
-            schemas.StoredPoint(site=report.site, step=point.step, at=now, values=_finite(point.values))
+            schemas.StoredPoint(
+                site=report.site, session=report.session, step=point.step, at=now, values=_finite(point.values)
+            )
             for point in report.points
         ]
         await self._store.series.add(run, points)

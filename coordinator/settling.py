@@ -48,8 +48,9 @@ def due_at(state: RunState) -> datetime | None:
         return None
     deadlines = [closes_at(state, region) for region in state.regions.values()]
     deadlines += [goes_on_at(state), outer_closes_at(state)]
-    benches = [member.released_at for member in state.members.values()]
-    return min((time for time in (*deadlines, *benches) if time is not None), default=None)
+    for member in state.members.values():
+        deadlines += [member.released_at, member.restart_at]
+    return min((time for time in deadlines if time is not None), default=None)
 
 
 def settled(done: Transition, now: datetime) -> Transition:
@@ -113,6 +114,8 @@ def _released(state: RunState, now: datetime) -> RunState:
     for member in state.members.values():
         if member.released_at is not None and member.released_at <= now:
             state = with_member(state, member.site, benched_until=None)
+        if member.restart_at is not None and member.restart_at <= now:
+            state = with_member(state, member.site, restart_at=None)
     return state
 
 

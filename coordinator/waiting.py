@@ -51,6 +51,8 @@ def reason_of(member: Member, state: RunState) -> str:
             if state.going_on and not state.has_rounds and arrived_at(state, state.outer_rounds + 1):
                 there = f"wait for outer round {state.outer_rounds + 1}, for which others have arrived already"
             doing = f"its ranks {there if member.ready else 'have not joined'}"
+            if state.going_on and member.restart_at is not None:
+                doing = f"its ranks are started again at {_clock(member.restart_at)}"
             return f"{doing}; {_after_failure(member)}" if member.failure else doing
     return ""
 

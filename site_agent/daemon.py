@@ -116,8 +116,8 @@ class Daemon:
         try:
             while True:
                 reply = self._wait_for(self._beat)
-                if reply is not None:
-                    self._follow(reply)
+                if reply is not None and not self._follow(reply):
+                    self._wait_for(self._pause)
         except _Interrupted:
             pass
         finally:
@@ -173,6 +173,10 @@ class Daemon:
             time.sleep(self._heartbeat_s)
         return None
 
+    def _pause(self) -> None:
+        """The next heartbeat is answered at once while something is still to be started."""
+        time.sleep(min(_BUSY_WAIT_S, self._heartbeat_s))
+
     def _heartbeat(self, reports: list[ProcessReport]) -> Heartbeat:
         return Heartbeat(processes=reports, versions=self._settings.versions())
 
@@ -200,8 +204,8 @@ class Daemon:
 
     # --- assignments --------------------------------------------------------------------------------------------------
 
-    def _follow(self, reply: HeartbeatReply) -> None:
-        """Starts what is missing, stops what is extra."""
+    def _follow(self, reply: HeartbeatReply) -> bool:
+        """Starts what is missing, stops what is extra. Whether everything could be started."""
         wanted = {(assignment.run, assignment.attempt): assignment for assignment in reply.assignments}
         for key in self._running.keys() - wanted.keys():
             self._release(self._running.pop(key))
@@ -211,6 +215,7 @@ class Daemon:
                 self._running[key] = _Running(wanted[key], self._start(wanted[key]))
             except (ProblemError, UnreachableError) as error:
                 log.warning("cannot start yet, trying again", run=key[0], error=str(error))
+        return wanted.keys() == self._running.keys()
 
     def _release(self, running: _Running) -> None:
         """Ranks of a run that succeeded may finish; others are told to end now."""

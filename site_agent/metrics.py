@@ -1,6 +1,7 @@
 """Metrics of rank 0: buffered, and sent about once a second with the totals of the session."""
 
 import math
+import secrets
 import time
 from collections.abc import Mapping
 
@@ -27,6 +28,7 @@ class Metrics:
     def __init__(self, session: Session, client: CoordinatorClient | None, transport: CountingTransport) -> None:
         self.tokens = 0
         self._session = session
+        self._id = secrets.token_hex(8)
         self._client = client
         self._transport = transport
         self._points: list[MetricPoint] = []
@@ -55,7 +57,8 @@ class Metrics:
         self.log(step, self._totals(wait_s))
         points, self._points = self._points, []
         for start in range(0, len(points), _MOST):
-            self._client.add_metrics(self._session.run, self._session.site, points[start : start + _MOST])
+            some = points[start : start + _MOST]
+            self._client.add_metrics(self._session.run, self._session.site, some, self._id)
         self._sent = time.monotonic()
 
     def _totals(self, wait_s: float) -> dict[str, float]:

@@ -15,33 +15,14 @@ export function latest(points, name) {
   return points.findLast((point) => is(point.values[name]))?.values[name] ?? null;
 }
 
-// Values count from the beginning of a session. In the order of time, since a site that starts again does so at an
-// earlier step: what a session has sent, and how long it has lasted, never falls.
-function sessions(points) {
-  const found = [];
-  let before = {};
-  for (const point of [...points].sort((a, b) => new Date(a.at) - new Date(b.at) || a.step - b.step)) {
-    const { bytes_up: sent, wait_s: wait, compute_s: compute } = point.values;
-    const now = { sent, lasted: is(wait) && is(compute) ? wait + compute : null };
-    const fallen = (name) => is(now[name]) && is(before[name]) && now[name] < before[name];
-    if (!found.length || fallen("sent") || fallen("lasted")) {
-      found.push([]);
-      before = {};
-    }
-    for (const name of ["sent", "lasted"]) if (is(now[name])) before[name] = now[name];
-    found.at(-1).push(point);
-  }
-  return found;
-}
-
-// Of one site, over all of its sessions. `perStep` is taken between the reports of each, so what a session costs once
+// Of one site, over all of its sessions, from the beginning of which values count. `perStep` is taken between the reports of each, so what a session costs once
 // before its first report (sending the start) is in `sum` only.
 export function total(points, name) {
   let sum = null, moved = 0, steps = 0;
-  for (const session of sessions(points)) {
-    const known = session.filter(({ values }) => is(values[name]));
-    if (!known.length) continue;
-    const first = known[0], last = known.at(-1);
+  const known = points.filter(({ values }) => is(values[name]));
+  known.sort((a, b) => new Date(a.at) - new Date(b.at) || a.step - b.step);
+  for (const session of Map.groupBy(known, (point) => point.session).values()) {
+    const first = session[0], last = session.at(-1);
     sum += last.values[name];
     moved += last.values[name] - first.values[name];
     steps += last.step - first.step;

@@ -239,6 +239,31 @@ def test_too_many_failures_exclude_a_site_and_the_last_one_of_a_region_ends_the_
     assert f"no site is left in region west: site {first.name}, rank 0: killed (out of memory?)" in run.view.reason
 
 
+def test_a_script_that_fails_alike_after_every_start_is_told_and_slowed_down(patient):
+    run = RunByHand(patient, rounds=RoundsSpec(deadline_s=3600), steps=9)
+    first, second = run.sites
+    for step in (1, 2, 3):
+        assert run.view.alarms == []
+        first.contribute(step)
+        second.contribute(step, wait=WAIT_S)
+        assignments = second.beat(second.failed(rank=0, detail=f"at 0x{step}\nValueError: bad batch")).assignments
+        if step < 3:
+            assert [assignment.attempt for assignment in assignments] == [step + 1]
+            second.start_again()
+            assert second.caught_up().active
+    assert assignments == []
+    (alarm,) = run.view.alarms
+    assert alarm.startswith(
+        f"site {second.name} fails again and again, 3 times in a row now with the same error, exit code 1: "
+        "ValueError: bad batch; mend its training script or its data there, or "
+    )
+    assert run.member(second).reason.startswith("its ranks are started again at ")
+    assert first.contribute(4, wait=WAIT_S)  # nobody waits for it
+    second.register(patient.token("join"))
+    second.start_again()
+    assert (second.attempt, second.caught_up().active) == (4, True)
+
+
 def test_ranks_learn_that_their_run_has_ended(watched):
     run = RunByHand(watched.live)
     first, second = run.sites

@@ -116,6 +116,23 @@ def test_a_long_series_is_thinned_and_a_short_one_kept(use):
     assert [point.step for point in points if "heldout_loss" in point.values] == [123]
 
 
+def test_the_end_of_every_session_is_kept(use, monkeypatch):
+    monkeypatch.setattr("coordinator.series.SERIES_POINTS", 40)
+
+    async def body(store: Store) -> list[list[StoredPoint]]:
+        for number in range(200):
+            point = StoredPoint(
+                site="a", session=f"{number // 67:x}", step=number % 67, at=NOW, values={"bytes_up": 1.0 * number}
+            )
+            await store.series.add("run", [point])
+        return [await store.series.all("run", most) for most in (1000, 10, 2)]
+
+    for points, most in zip(use(body), (40, 10, 2), strict=True):
+        assert len(points) <= most
+        ends = {point.session: max(one.step for one in points if one.session == point.session) for point in points}
+        assert ends == ({"0": 66, "1": 66, "2": 65} if most > 2 else {"0": 0, "2": 65})
+
+
 @pytest.mark.parametrize("steps", [range(500), [0] * 500, [0, 9] * 250], ids=["on", "still", "to and fro"])
 def test_a_series_that_would_grow_for_ever_covers_the_whole_run(use, url, monkeypatch, steps):
     monkeypatch.setattr("coordinator.series.SERIES_POINTS", 40)

@@ -202,8 +202,8 @@ def test_what_a_site_sent_before_it_started_again_counts(isthmus, first_line, co
     run = RunByHand(coordinator, ("west",))
     (site,) = run.sites
     site.contribute(1, wait=20)
-    for sent in (4_000_000, 3_000_000):
-        site.ranks.add_metrics(run.id, site.name, [MetricPoint(step=1, values={"bytes_up": sent})])
+    for session, sent in (("a", 3_000_000), ("b", 4_000_000)):
+        site.ranks.add_metrics(run.id, site.name, [MetricPoint(step=1, values={"bytes_up": sent})], session)
     assert first_line("run", "watch", run.id) == "step 1/3  sent 7.0 MB\n"
     report = json.loads(isthmus("run", "show", run.id, "--json").stdout)["report"]
     assert [site["bytes_up"] for site in report["sites"] + report["regions"]] == [7_000_000] * 2

@@ -109,9 +109,9 @@ def test_a_run_shows_what_is_in_force_its_snapshots_and_what_restarts_add_up_to(
     site.contribute(1, wait=20)
     site.announce(1, 0, run.parameters.tobytes())
     wait_until(lambda: run.admin.snapshots(run.id).items, "the snapshot")
-    for step, sent in ((0, 1_000_000), (1, 4_000_000), (1, 3_000_000)):
+    for session, step, sent in (("a", 0, 1_000_000), ("a", 1, 4_000_000), ("b", 1, 3_000_000)):
         values = {"bytes_up": sent, "ddp_bytes_per_step": 1_000_000}
-        site.ranks.add_metrics(run.id, site.name, [MetricPoint(step=step, values=values)])
+        site.ranks.add_metrics(run.id, site.name, [MetricPoint(step=step, values=values)], session)
     run.admin.pause_run(run.id)
 
     document = browse(f"{coordinator.url}/#/runs/{run.id}?token={coordinator.token('observer')}")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.fft import dctn
 
-from algorithms.sparsify import add_forward, add_inverse, candidates, forward, largest, sides, top_k
+from algorithms.sparsify import add_forward, add_inverse, candidates, forward, largest, sides
 from algorithms.transforms import TRANSFORMS, Transform, basis
 
 CPU = torch.device("cpu")
@@ -76,6 +76,11 @@ def test_without_beta_what_was_there_does_not_matter() -> None:
     assert total.isfinite().all()
 
 
+def top_k(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    coefficients = torch.from_numpy(values)
+    return largest(*candidates(coefficients, k, torch.empty_like(coefficients)), coefficients.shape, k)
+
+
 def check(values: np.ndarray, k: int, indices: np.ndarray, picked: np.ndarray) -> None:
     """k ascending positions per row, with their values, none left out that is larger."""
     assert indices.dtype == np.uint16
@@ -99,13 +104,13 @@ def test_top_k_is_exact(count: int, elements: int, k: int, distinct: int, seed: 
     rng = np.random.default_rng(seed)
     values = rng.integers(-distinct, distinct, (count, elements)).astype(np.float32)
     values[rng.random(count) < 0.2] = 0
-    check(values, k, *top_k(torch.from_numpy(values), k))
+    check(values, k, *top_k(values, k))
 
 
 @pytest.mark.parametrize("k", [1, 32, 512, 1024, 2048, 4095, 4096])
 def test_top_k_of_many(k: int) -> None:
     values = np.random.default_rng(k).standard_normal((40, 4096)).astype(np.float32)
-    check(values, k, *top_k(torch.from_numpy(values), k))
+    check(values, k, *top_k(values, k))
 
 
 @pytest.mark.parametrize("k", [1, 8, 32, 128])

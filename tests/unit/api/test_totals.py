@@ -19,15 +19,16 @@ START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 
 def points_of(*sessions: list[tuple[int, int, float, float]]) -> list[StoredPoint]:
     """Each a list of step, bytes, seconds of waiting and of computing; as the API orders them, by step."""
-    told = [line for session in sessions for line in session]
+    told = [(str(number), *line) for number, session in enumerate(sessions) for line in session]
     points = [
         StoredPoint(
             site="a",
+            session=session,
             step=step,
             at=START + timedelta(seconds=second, microseconds=second % 2),
             values={"bytes_up": sent, "wait_s": wait, "compute_s": compute},
         )
-        for second, (step, sent, wait, compute) in enumerate(told)
+        for second, (session, step, sent, wait, compute) in enumerate(told)
     ]
     losses = [StoredPoint(site="a", step=3, at=START + timedelta(hours=1), values={"loss": 5.0, "bytes_up": None})]
     return sorted(points + losses, key=lambda point: (point.step, point.at))
@@ -36,11 +37,14 @@ def points_of(*sessions: list[tuple[int, int, float, float]]) -> list[StoredPoin
 ONE = [(0, 100, 0.0, 0.0), (10, 600, 2.0, 8.0)]
 EARLIER = [(4, 30, 0.0, 0.1), (12, 230, 3.0, 5.0)]
 """It starts again at an earlier step."""
+SHORT = [(0, 50, 0.0, 0.0)]
+"""It ends before its second report: nothing falls after it."""
 MORE = [(10, 700, 0.0, 0.2), (12, 900, 1.0, 1.5)]
 """It has sent more before its first report than the session before it had altogether."""
 CASES = [
     ([], 0, 0.0, 0.0, 0.0),
     ([ONE], 600, 50.0, 2.0, 8.0),
+    ([SHORT, ONE], 650, 50.0, 2.0, 8.0),
     ([ONE, EARLIER], 830, 700 / 18, 5.0, 13.0),
     ([ONE, MORE], 1500, 700 / 12, 3.0, 9.5),
     ([ONE, EARLIER, MORE], 1730, 900 / 20, 6.0, 14.5),

@@ -212,6 +212,71 @@ def test_after_its_first_step_a_site_has_all_its_restarts():
     assert condition(driver, "b") is Condition.EXCLUDED
 
 
+def fail_and_go_on(driver, *ends):
+    """Site b fails like this, comes back and contributes, again and again; the delays in between, in seconds."""
+    delays = []
+    for code, detail in ends:
+        driver.send(driver.gone("b", code, rank=0, detail=detail))
+        restart_at = driver.member("b").restart_at
+        delays.append((restart_at - driver.now).total_seconds() if restart_at else 0)
+        assert ("b" in driver.state.assigned) == (not delays[-1])
+        driver.pass_time(delays[-1])
+        assert "b" in driver.state.assigned
+        driver.catch_up("b")
+        driver.until_step(driver.state.step + 1)
+    return delays
+
+
+def test_an_error_that_comes_again_and_again_is_an_alarm_and_delays_the_next_attempt():
+    driver = Driver(TWO, steps=99).begin().until_step(1)
+    assert fail_and_go_on(driver, *[(1, BROKEN)] * 2) == [0, 0]
+    assert not driver.state.alarms
+    assert fail_and_go_on(driver, *[(1, BROKEN)] * 7) == [10, 20, 40, 80, 160, 300, 300]
+    assert list(driver.state.alarms) == [
+        "site b fails again and again, 9 times in a row now with the same error, exit code 1: ImportError: no module "
+        "named nothing; mend its training script or its data there, or take it out (`isthmus run remove-site drill-1 "
+        "b`): it is started again after 300 s"
+    ]
+    driver.send(driver.gone("b", detail=BROKEN))
+    at = f"{driver.now + timedelta(seconds=300):%H:%M:%S} UTC"
+    assert reason_of(driver.member("b"), driver.state).startswith(f"its ranks are started again at {at}; attempt 11 af")
+    driver.send(SiteBack("b", ranks=False))  # somebody has mended it, and has started its agent again
+    assert driver.state.assigned["b"] == 11
+    assert driver.finish().status is RunStatus.SUCCEEDED
+
+
+def test_a_script_that_ends_early_again_and_again_fails_alike_at_whatever_step():
+    driver = Driver(TWO, steps=99).begin().until_step(1)
+    assert fail_and_go_on(driver, *[(0, "")] * 3) == [0, 0, 10]
+
+
+WARNING = (
+    "\n[rank0]:[W1130 14:11:5{}.123456789 ProcessGroupNCCL.cpp:1496] Warning: process group has NOT been destroyed"
+)
+
+
+def test_what_torch_says_last_hides_no_error():
+    driver = Driver(TWO, steps=99).begin().until_step(1)
+    assert fail_and_go_on(driver, *[(1, BROKEN + WARNING.format(digit)) for digit in range(3)]) == [0, 0, 10]
+    assert "exit code 1: ImportError: no module named nothing;" in driver.state.alarms[0]
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [(-9, "killed")] * 4,
+        [(-15, "terminated")] * 4,
+        [(3, "")] * 4,
+        [(1, BROKEN), (1, BROKEN), (-9, BROKEN), (1, BROKEN), (1, BROKEN)],
+        [(1, BROKEN), (1, BROKEN), (1, "ValueError: 1"), (1, BROKEN), (2, BROKEN)],
+    ],
+)
+def test_accidents_and_other_errors_in_between_are_no_alarm(ends):
+    driver = Driver(TWO, steps=99).begin().until_step(1)
+    assert not any(fail_and_go_on(driver, *ends))
+    assert not driver.state.alarms
+
+
 def test_failures_count_anew_after_an_outer_round_where_there_are_no_rounds():
     driver = Driver({"a": "east", "b": "west"}, steps=4, every=1, exchange="none", restarts=1).begin()
     for number in (1, 2, 3):

@@ -179,14 +179,14 @@ class RunMachine(RuleBasedStateMachine):
         self.send(ChangeRequested(Change(from_step=max(newest + 1 + ahead, 1), lr=lr, k=k, every=every)))
 
     @rule(
-        kind=st.sampled_from(("seat", "fail", "end", "unseen", "lost", "lost", "back", "bare")),
+        kind=st.sampled_from(("seat", "fail", "raise", "end", "unseen", "lost", "lost", "back", "bare")),
         site=sites,
         attempt=attempts,
         words=st.sampled_from(("", "other")),
     )
     def agent(self, kind, site, attempt, words):
         attempt += self.driver.attempt(site)
-        codes = {"fail": -9, "end": 0, "unseen": None}
+        codes = {"fail": -9, "raise": 1, "end": 0, "unseen": None}
         if kind in codes:
             self.send(ProcessesGone(site, attempt, codes[kind], 0, "the end of the log"))
         elif kind == "seat":

@@ -138,6 +138,13 @@ def test_another_version_of_the_task_than_that_of_others_is_reported_and_not_tri
     assert world.reports == [[], [ended], [ended]]
 
 
+def test_what_cannot_start_yet_is_tried_again_after_a_pause(world: World, monkeypatch: pytest.MonkeyPatch):
+    world.refusal = ConflictError("other_attempt", "site a is at attempt 2")
+    monkeypatch.setattr(daemon_module.time, "sleep", lambda seconds: world.happened(f"pause {seconds}"))
+    tried = ["seat run-1", "pause 0.01"]
+    assert world.serve([assignment()], [assignment()]) == ["register", *tried, *tried, "leave a"]
+
+
 def test_an_outage_stops_nothing(world: World):
     world.serve([assignment()], UnreachableError("away"), [assignment()])
     assert world.events == [*STARTED, "leave a", *STOPPED]

@@ -22,9 +22,9 @@ class Reports:
     def __init__(self) -> None:
         self.reports: list[MetricReport] = []
 
-    def add_metrics(self, run: str, site: str, points: Any) -> None:
+    def add_metrics(self, run: str, site: str, points: Any, session: str) -> None:
         assert run == "run-1"
-        self.reports.append(MetricReport(site=site, points=list(points)))
+        self.reports.append(MetricReport(site=site, session=session, points=list(points)))
 
 
 @pytest.fixture
@@ -55,6 +55,9 @@ def test_values_and_totals(clock):
     metrics.flush(2, wait_s=4.0)
     before, after = reports.reports
     assert before.site == after.site == "a"
+    assert before.session == after.session != ""
+    Metrics(SESSION, reports, transport).start(0)
+    assert reports.reports.pop().session != before.session
     assert before.points[0].step == 0
     assert before.points[0].values["bytes_up"] == 0
     values, totals = after.points
