@@ -18,9 +18,11 @@ $(STAMP): pyproject.toml constraints.txt
 simulate: $(STAMP)
 	$(BIN)/isthmus simulate $(ARGS)
 
+# Two files at a time; in order of names, since unit tests, which are short, fill the two processes evenly at the end.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
+# One test at a time: some of the slow ones measure.
 test-all: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 

@@ -149,7 +149,7 @@ def test_a_missing_blob_is_named_before_the_first_block(blobs):
         assert caught.value.code == "blob_not_found"
 
 
-@pytest.mark.parametrize("digest", ["", "../../etc/passwd", DIGEST.upper(), DIGEST + "\n", DIGEST[:-1], "incoming"])
+@pytest.mark.parametrize("digest", ["", "../../etc/passwd", OTHER.upper(), OTHER + "\n", OTHER[:-1], "incoming"])
 def test_only_digests_are_names(blobs, digest):
     uses = (
         lambda: asyncio.run(blobs.has(digest)),

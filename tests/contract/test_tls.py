@@ -1,5 +1,6 @@
 """HTTPS by a real coordinator: whom it convinces, and what it says of files that are wrong."""
 
+import re
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from api.client import CoordinatorClient, UnreachableError
 from api.errors import IsthmusError
+from coordinator.tls import check_certificate
 from tests.certificates import make_certificates
 from tests.conftest import ROOT
 
@@ -59,28 +61,43 @@ def test_a_certificate_has_a_key(tmp_path, certificates, option):
     assert "Traceback" not in done.stderr
 
 
-def test_files_that_are_wrong(tmp_path, certificates, strangers):
-    nothing, text = tmp_path / "nothing.pem", tmp_path / "text.pem"
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, certificates, strangers):
+    """By what is in them."""
+    folder = tmp_path_factory.mktemp("files")
+    encrypted, text = folder / "encrypted.pem", folder / "text.pem"
     text.write_text("no certificate")
-    encrypted = tmp_path / "encrypted.pem"
     command = ["openssl", "rsa", "-aes256", "-passout", "pass:secret", "-in", certificates.key, "-out", encrypted]
     if b"EC PRIVATE" in certificates.key.read_bytes():
         command[1] = "ec"
     subprocess.run(command, check=True, capture_output=True)
-    good = certificates.certificate, certificates.key
-    for certificate, key, message in (
-        (nothing, good[1], f"cannot read --tls-cert {nothing}: No such file"),
-        (good[0], nothing, f"cannot read --tls-key {nothing}: No such file"),
-        (good[0], tmp_path, f"cannot read --tls-key {tmp_path}: Is a directory"),
-        (good[0], strangers.key, f"--tls-key {strangers.key} is not the key of the certificate in --tls-cert"),
-        (text, good[1], f"--tls-cert {text} and --tls-key {good[1]} are to be PEM files"),
-        (good[1], good[0], "are to be PEM files"),
-        (good[0], encrypted, f"--tls-key {encrypted} is encrypted"),
-    ):
-        done = coordinator(tmp_path, "--tls-cert", certificate, "--tls-key", key)
-        assert done.returncode == 1, done.stderr
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+    good = {"certificate": certificates.certificate, "key": certificates.key, "folder": folder}
+    return good | {"other": strangers.key, "text": text, "encrypted": encrypted, "nothing": folder / "nothing.pem"}
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "message"),
+    [
+        ("nothing", "key", "cannot read --tls-cert {nothing}: No such file"),
+        ("certificate", "nothing", "cannot read --tls-key {nothing}: No such file"),
+        ("certificate", "folder", "cannot read --tls-key {folder}: Is a directory"),
+        ("certificate", "other", "--tls-key {other} is not the key of the certificate in --tls-cert"),
+        ("text", "key", "--tls-cert {text} and --tls-key {key} are to be PEM files"),
+        ("key", "certificate", "are to be PEM files"),
+        ("certificate", "encrypted", "--tls-key {encrypted} is encrypted"),
+    ],
+)
+def test_files_that_are_wrong(files, certificate, key, message):
+    with pytest.raises(IsthmusError, match=re.escape(message.format(**files))):
+        check_certificate(files[certificate], files[key])
+
+
+def test_it_does_not_start_with_files_that_are_wrong(tmp_path, files):
+    done = coordinator(tmp_path, "--tls-cert", files["certificate"], "--tls-key", files["other"])
+    assert done.returncode == 1
+    assert f"isthmus coordinator: --tls-key {files['other']} is not the key of the certificate" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "data").exists()
 
 
 def test_authorities_that_are_wrong(tmp_path, certificates):

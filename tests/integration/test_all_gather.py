@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import set_forkserver_preload
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from algorithms import DeMo, StepEntry
@@ -190,7 +191,8 @@ def play(rank: int, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    spawn(play, (folder,), RANKS)
+    set_forkserver_preload([__name__, "torch._dynamo"])  # which DDP imports: once, not at every rank
+    start_processes(play, (folder,), RANKS, start_method="forkserver")
     return folder
 
 
