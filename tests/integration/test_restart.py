@@ -160,8 +160,8 @@ def test_sigterm_answers_open_polls_and_ends(new_coordinator):
     polls = [socket.create_connection((address.hostname, address.port), timeout=60) for _ in range(POLLS)]
     for poll in polls:
         poll.sendall(request)
-    for _ in range(5):  # requests that came after the polls have been answered: the polls are being served
-        run.admin.version()
+    for _ in range(5):  # connections that came after the polls' have been answered: the polls are being served
+        live.client().version()
     started = time.monotonic()
     os.kill(pid_of(live, "coordinator"), signal.SIGTERM)
     answers = [poll.recv(4096) for poll in polls]
