@@ -107,9 +107,9 @@ class Traps:
         self._sprung_at(site)
 
     def _sprung_at(self, site: str) -> None:
-        springing = self._folder / "springing"
-        springing.write_text(site)
-        springing.rename(self._sprung)
+        draft = self._folder / "draft-of-sprung"  # not the file that was armed, which others may be reading
+        draft.write_text(site)
+        draft.rename(self._sprung)
 
     def _processes(self, victim: Victim, site: str) -> list[psutil.Process]:
         if victim == "site":
