@@ -22,7 +22,7 @@ def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
     """A JSON-ready report. Totals of a site are over all of its sessions; losses are null if the task reported none.
     `digests_equal` is null where there is nothing to compare: not all sites that are there have told theirs.
 
-    `wall_s` is from the start of the run to its present status.
+    `wall_s` is from the start of the run to its end, or until now.
     `outer_bytes_*` are those of outer rounds, `blob_bytes_*` of other blobs, as entry 0; a region's are its sites'.
     """
     points = client.metrics(run.id)
@@ -33,7 +33,7 @@ def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
         "run": run.id,
         "status": str(run.status),
         "steps": run.step,
-        "wall_s": round((run.since - (run.started_at or run.since)).total_seconds(), 3),
+        "wall_s": run.lasted_s,
         "heldout_loss_start": held_out[0] if held_out else None,
         "heldout_loss_end": held_out[-1] if held_out else None,
         "unigram_loss": _last(points, "unigram_loss"),
@@ -122,7 +122,9 @@ def print_report(report: Report, console: Console) -> None:
         )
     console.print(table)
     console.print(f"{report['outer_rounds']} outer rounds, {report['outer_copies_averaged']} distinct copies averaged")
-    console.print(f"{report['status']} in {report['wall_s']:.0f} s{_agreement(report)}", style="bold")
+    ended = schemas.RunStatus(report["status"]).terminal
+    lasted = f"{report['status']} {'in' if ended else 'for'} {report['wall_s']:.0f} s"
+    console.print(f"{lasted}{_agreement(report)}", style="bold")
 
 
 def _agreement(report: Mapping[str, Any]) -> str:

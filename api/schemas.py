@@ -166,6 +166,7 @@ class Run(Message):
     since: datetime
     created_at: datetime
     started_at: datetime | None = Field(default=None, description="when it was asked to start; null: not yet")
+    lasted_s: float = Field(default=0.0, ge=0, description="since then, to its end or until now")
     step: Step
     outer_rounds: int
     members: list[MemberView]

@@ -183,7 +183,10 @@ class CoordinatorService:
         return [await self.run(run) for run in await self._store.runs()]
 
     async def run(self, run: str) -> schemas.Run:
-        return run_view((await self._store.load(run)).state)
+        return await self._view((await self._store.load(run)).state)
+
+    async def _view(self, state: RunState) -> schemas.Run:
+        return run_view(state, await self._store.now())
 
     async def delete_run(self, run: str) -> None:
         while True:
@@ -198,17 +201,17 @@ class CoordinatorService:
     async def start_run(self, run: str) -> schemas.Run:
         state = (await self._store.load(run)).state
         if state.status in (RunStatus.STARTING, RunStatus.RUNNING):  # the answer to an earlier request was lost
-            return run_view(state)
-        return run_view(await self._engine.apply(run, StartRequested(await self._sites.choose(state.spec))))
+            return await self._view(state)
+        return await self._view(await self._engine.apply(run, StartRequested(await self._sites.choose(state.spec))))
 
     async def stop_run(self, run: str) -> schemas.Run:
-        return run_view(await self._engine.apply(run, StopRequested()))
+        return await self._view(await self._engine.apply(run, StopRequested()))
 
     async def pause_run(self, run: str) -> schemas.Run:
-        return run_view(await self._engine.apply(run, PauseRequested()))
+        return await self._view(await self._engine.apply(run, PauseRequested()))
 
     async def resume_run(self, run: str) -> schemas.Run:
-        return run_view(await self._engine.apply(run, ResumeRequested()))
+        return await self._view(await self._engine.apply(run, ResumeRequested()))
 
     async def change_run(self, run: str, change: specs.Change) -> schemas.Run:
         state = (await self._store.load(run)).state
@@ -218,14 +221,16 @@ class CoordinatorService:
                 require_few_parts(await self._layouts.of(state), optimizer, state.spec.part_bytes)
             except ValueError as error:
                 raise InvalidError("bad_change", str(error)) from None
-        return run_view(await self._engine.apply(run, ChangeRequested(change)))
+        return await self._view(await self._engine.apply(run, ChangeRequested(change)))
 
     async def add_site(self, run: str, site: str) -> schemas.Run:
         state = (await self._store.load(run)).state
-        return run_view(await self._engine.apply(run, SiteAdded(site, await self._sites.region_of(site, state))))
+        return await self._view(
+            await self._engine.apply(run, SiteAdded(site, await self._sites.region_of(site, state)))
+        )
 
     async def exclude_site(self, run: str, site: str) -> schemas.Run:
-        return run_view(await self._engine.apply(run, SiteRemoved(site, "removed by an administrator")))
+        return await self._view(await self._engine.apply(run, SiteRemoved(site, "removed by an administrator")))
 
     async def take_seat(self, run: str, site: str, seat: schemas.Seat) -> None:
         secret_hash = hashed(seat.secret)

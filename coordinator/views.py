@@ -1,6 +1,7 @@
 """Pure: how a run looks from outside."""
 
 from collections import Counter
+from datetime import datetime
 
 from api import schemas
 from coordinator.in_force import in_force_at
@@ -10,7 +11,7 @@ from coordinator.waiting import reason_of, waiting_for
 __all__ = ["run_view"]
 
 
-def run_view(state: RunState) -> schemas.Run:
+def run_view(state: RunState, now: datetime) -> schemas.Run:
     return schemas.Run(
         id=state.id,
         spec=state.spec,
@@ -20,6 +21,7 @@ def run_view(state: RunState) -> schemas.Run:
         since=state.since,
         created_at=state.created_at,
         started_at=state.started_at,
+        lasted_s=_lasted_s(state, now),
         step=state.step,
         outer_rounds=state.outer_rounds,
         members=[_member_view(member, state) for member in state.members.values()],
@@ -32,6 +34,13 @@ def run_view(state: RunState) -> schemas.Run:
         in_force=in_force_at(state, min(state.step + 1, state.spec.steps)),
         warnings=_warnings(state),
     )
+
+
+def _lasted_s(state: RunState, now: datetime) -> float:
+    if state.started_at is None:
+        return 0.0
+    until = state.since if state.status.terminal else max(now, state.since)
+    return round((until - state.started_at).total_seconds(), 3)
 
 
 def _warnings(state: RunState) -> list[str]:

@@ -119,8 +119,8 @@ class State:
 
     @property
     def seen(self) -> dict[str, object]:
-        """All but for what the run waits: a contribution that was refused is an answer."""
-        runs = [run.model_dump(exclude={"reason"}) for run in self.admin.runs()]
+        """All but how long and for what the run waits: a contribution that was refused is an answer."""
+        runs = [run.model_dump(exclude={"reason", "lasted_s"}) for run in self.admin.runs()]
         return {"runs": runs, "sites": [site.name for site in self.admin.sites()]}
 
     def go_on(self) -> None:

@@ -3,8 +3,9 @@
 from datetime import UTC, datetime
 
 import pytest
+from rich.console import Console
 
-from api.report import digests_equal, why
+from api.report import digests_equal, print_report, why
 from api.schemas import Run
 from api.specs import RunSpec
 
@@ -71,3 +72,27 @@ def test_whether_digests_are_equal(run, equal):
 )
 def test_the_status_is_not_said_twice(status, reason, words):
     assert why(run_of(status=status, reason=reason)) == words
+
+
+def printed(**values):
+    report = {
+        "status": "running",
+        "steps": 17,
+        "wall_s": 34.2,
+        "heldout_loss_start": None,
+        "ddp_bytes_per_step": None,
+        "outer_rounds": 0,
+        "outer_copies_averaged": 0,
+        "digests_equal": None,
+        "sites": [],
+    }
+    console = Console(width=200)
+    with console.capture() as said:
+        print_report(report | values, console)
+    return said.get()
+
+
+def test_a_run_that_goes_on_is_so_for_a_while():
+    assert printed().endswith("\nrunning for 34 s\n")
+    assert printed(status="paused").endswith("\npaused for 34 s\n")
+    assert printed(status="stopped").endswith("\nstopped in 34 s\n")
