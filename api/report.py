@@ -57,8 +57,11 @@ def digests_equal(run: schemas.Run) -> bool | None:
 
 
 def steps_done(run: schemas.Run, points: Sequence[schemas.StoredPoint]) -> int:
-    """By all sites: as far as the logs tell, and beyond where sites train by themselves and report it."""
-    there = {member.site for member in run.members if member.condition is schemas.Condition.ACTIVE}
+    """By all sites of regions that the run began with: as far as the logs tell, and beyond where sites train by
+    themselves and report it."""
+    later = {region.name for region in run.regions if region.came_later}
+    active = (member for member in run.members if member.condition is schemas.Condition.ACTIVE)
+    there = {member.site for member in active if member.region not in later}
     if run.spec.exchange != "none" or not there:
         return run.step
     own = {site: max((point.step for point in points if point.site == site), default=0) for site in there}

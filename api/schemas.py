@@ -155,6 +155,9 @@ class RegionView(Message):
     step: Step = Field(description="last inner step whose entry is in the log")
     head: Position | None = None
     tokens: int = Field(ge=0, description="tokens trained on since the last anchor")
+    came_later: bool = Field(
+        default=False, description="to a run that was going on: its step is not in that of the run"
+    )
 
 
 class Run(Message):
@@ -167,7 +170,7 @@ class Run(Message):
     created_at: datetime
     started_at: datetime | None = Field(default=None, description="when it was asked to start; null: not yet")
     lasted_s: float = Field(default=0.0, ge=0, description="since then, to its end or until now")
-    step: Step
+    step: Step = Field(description="the lowest of the regions that it began with")
     outer_rounds: int
     members: list[MemberView]
     regions: list[RegionView]

@@ -187,7 +187,7 @@ class Engine:
                 await self.apply(run, StorageFull(f"{_described(job)} failed: {error}"))
                 return
             log.error("job failed", run=run, job=str(job), error=str(error))
-            again = f"step {state.step}: {_described(job)} failed, to be tried again: {error}"
+            again = f"step {state.steps_done}: {_described(job)} failed, to be tried again: {error}"
             final = error.code == "bad_file"
             await self.apply(run, WorkFailed(str(error) if final else again, final))
 

@@ -65,7 +65,7 @@ def _failure(event: ProcessesGone, state: RunState) -> str:
     """Why the ranks ended, and the end of their log after it."""
     who = "" if event.rank is None else f"rank {event.rank}: "
     if event.exit_code == 0:
-        how = f"{_ENDED}, at step {state.step} of {state.spec.steps}"
+        how = f"{_ENDED}, at step {state.steps_done} of {state.spec.steps}"
     elif event.exit_code in (-9, 137):
         how = "killed (out of memory?)"
     else:

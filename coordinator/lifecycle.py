@@ -63,7 +63,7 @@ def stop_requested(event: StopRequested, state: RunState, now: datetime) -> Tran
         return Transition(state)
     allowed = (RunStatus.PENDING, RunStatus.STARTING, RunStatus.RUNNING, RunStatus.PAUSED)
     require_status(state, *allowed, to="stop")
-    because = f"stopped by request at step {state.step} of {state.spec.steps}"
+    because = f"stopped by request at step {state.steps_done} of {state.spec.steps}"
     status = RunStatus.STOPPED if state.status is RunStatus.PENDING else RunStatus.STOPPING
     return Transition(in_status(state, status, now, because))
 

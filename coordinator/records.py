@@ -381,7 +381,13 @@ class RunState(Record):
 
     @property
     def step(self) -> int:
+        """Up to which every region is done."""
         return min((region.step for region in self.regions.values()), default=0)
+
+    @property
+    def steps_done(self) -> int:
+        """What is told of a run: by the regions that it began with, so that it does not fall when another one comes."""
+        return min((region.step for region in self.regions.values() if not region.came_later), default=0)
 
     def live(self, region: str | None = None) -> list[str]:
         """Active members, of one region or of all."""

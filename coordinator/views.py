@@ -22,16 +22,22 @@ def run_view(state: RunState, now: datetime) -> schemas.Run:
         created_at=state.created_at,
         started_at=state.started_at,
         lasted_s=_lasted_s(state, now),
-        step=state.step,
+        step=state.steps_done,
         outer_rounds=state.outer_rounds,
         members=[_member_view(member, state) for member in state.members.values()],
         regions=[
-            schemas.RegionView(name=region.name, step=region.step, head=region.head, tokens=region.tokens)
+            schemas.RegionView(
+                name=region.name,
+                step=region.step,
+                head=region.head,
+                tokens=region.tokens,
+                came_later=region.came_later,
+            )
             for region in state.regions.values()
         ],
         alarms=list(state.alarms),
         changes=list(state.changes),
-        in_force=in_force_at(state, min(state.step + 1, state.spec.steps)),
+        in_force=in_force_at(state, min(state.steps_done + 1, state.spec.steps)),
         warnings=_warnings(state),
     )
 

@@ -95,7 +95,8 @@ function changed({ from_step, ...settings }) {
 
 // Where sites train by themselves, the logs tell of outer rounds only; what the sites report tells of the steps between.
 function stepsDone(run, items) {
-  const active = run.members.filter((member) => member.condition === "active");
+  const later = run.regions.filter((region) => region.came_later).map((region) => region.name);
+  const active = run.members.filter((member) => member.condition === "active" && !later.includes(member.region));
   if (run.spec.exchange !== "none" || !active.length) return run.step;
   const own = active.map(({ site }) => items.reduce((most, item) => (item.site === site ? Math.max(most, item.step) : most), 0));
   return Math.max(run.step, Math.min(...own));

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from api.report import digests_equal, print_report, why
-from api.schemas import Run
-from api.specs import RunSpec
+from api.report import digests_equal, print_report, steps_done, why
+from api.schemas import Run, StoredPoint
+from api.specs import OuterSpec, RunSpec
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -72,6 +72,16 @@ def test_whether_digests_are_equal(run, equal):
 )
 def test_the_status_is_not_said_twice(status, reason, words):
     assert why(run_of(status=status, reason=reason)) == words
+
+
+def test_steps_of_regions_that_came_later_do_not_count():
+    run = run_of(None, None)
+    regions = [{"name": name, "step": 0, "tokens": 0, "came_later": name == "north"} for name in ("west", "north")]
+    members = [run.members[0], run.members[1].model_copy(update={"region": "north"})]
+    spec = run.spec.model_copy(update={"exchange": "none", "outer": OuterSpec(every=3)})
+    run = Run(**run.model_dump() | {"spec": spec, "regions": regions, "members": members})
+    points = [StoredPoint(site=site, step=step, at=NOW, values={}) for site, step in (("a", 3), ("a", 17), ("b", 1))]
+    assert steps_done(run, points) == 17
 
 
 def printed(**values):

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from coordinator.events import PauseRequested
+from coordinator.events import PauseRequested, SiteAdded
 from coordinator.views import run_view
 from tests.unit.coordinator.runs import NOW, Driver
 
@@ -30,3 +30,18 @@ def test_a_run_lasts_from_its_start_until_now_or_to_its_end():
     ended.pass_time(9)
     ended.finish()
     assert lasted(ended, 1000) == 9
+
+
+def test_the_step_does_not_fall_when_a_region_comes():
+    driver = Driver(TWO, steps=4, every=3).begin().until_step(2)
+    driver.send(SiteAdded("c", "north"))
+    view = run_view(driver.state, driver.now)
+    assert view.step == 2
+    assert [(region.name, region.step, region.came_later) for region in view.regions] == [
+        ("east", 3, False),
+        ("north", 0, True),
+        ("west", 2, False),
+    ]
+    assert driver.state.step == 0  # and it is waited for before the end
+    driver.finish()
+    assert run_view(driver.state, driver.now).step == 4
