@@ -18,7 +18,7 @@ from api.command import obey
 from api.connection import Connection
 from api.errors import IsthmusError, ProblemError, faults_of
 from api.export import export_model
-from api.report import build_report, print_report, why
+from api.report import build_report, print_report, run_table, why
 from api.schemas import Run
 from api.simulate import Simulation, spec_of
 from api.simulate import simulate as run_simulation
@@ -228,10 +228,7 @@ def list_runs(as_json: AsJson = False) -> None:
     if as_json:
         _print_json([run.model_dump(mode="json") for run in runs])
         return
-    table = Table("run", "status", "step", "reason")
-    for run in runs:
-        table.add_row(run.id, str(run.status), f"{run.step}/{run.spec.steps}", escape(why(run).partition("\n")[0]))
-    out.print(table)
+    out.print(run_table(runs))
 
 
 @run_app.command("show")

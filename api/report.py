@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from api import schemas
 from api.client import CoordinatorClient
 from api.totals import per_step, total
 
-__all__ = ["build_report", "digests_equal", "print_report", "size", "steps_done", "why"]
+__all__ = ["build_report", "digests_equal", "print_report", "run_table", "size", "steps_done", "why"]
 
 Report = dict[str, Any]
 
@@ -159,6 +160,19 @@ def _share(site: Mapping[str, Any]) -> str:
 def why(run: schemas.Run) -> str:
     """The reason to be read behind the status, with which it may begin."""
     return re.sub(rf"^{run.status}\b[:,;]? *", "", run.reason)
+
+
+def run_table(runs: Sequence[schemas.Run]) -> Table:
+    table = Table("run", "status", "step", "alarms", "reason")
+    for run in runs:
+        table.add_row(
+            run.id,
+            str(run.status),
+            f"{run.step}/{run.spec.steps}",
+            f"[yellow]{len(run.alarms)}[/yellow]" if run.alarms else "-",
+            escape(why(run).partition("\n")[0]),
+        )
+    return table
 
 
 def size(count: float) -> str:

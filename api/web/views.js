@@ -31,11 +31,14 @@ export function overview(runs, sites) {
 
 const RUN_COLUMNS = [
   ["Run", (run) => [h("a", { href: `#/runs/${encodeURIComponent(run.id)}` }, run.spec.name), " ", code(run.id.slice(-8), run.id)]],
-  ["Status", (run) => badge(run.status)],
+  ["Status", (run) => [badge(run.status), alarmMark(run)]],
   ["Step", (run) => `${count(run.step)} / ${count(run.spec.steps)}`, "number"],
   ["Reason", (run) => why(run).split("\n")[0] || null, "wide"],
   ["Since", (run) => when(run.since), "short"],
 ];
+
+const alarmMark = ({ alarms }) =>
+  alarms.length > 0 && h("span", { class: "bad", title: alarms.join("\n") }, ` ⚠ ${count(alarms.length)} alarm${alarms.length > 1 ? "s" : ""}`);
 
 const SITE_COLUMNS = [
   ["Site", (site) => site.name],

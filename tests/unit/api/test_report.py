@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from api.report import digests_equal, print_report, steps_done, why
+from api.report import digests_equal, print_report, run_table, steps_done, why
 from api.schemas import Run, StoredPoint
 from api.specs import OuterSpec, RunSpec
 
@@ -82,6 +82,15 @@ def test_steps_of_regions_that_came_later_do_not_count():
     run = Run(**run.model_dump() | {"spec": spec, "regions": regions, "members": members})
     points = [StoredPoint(site=site, step=step, at=NOW, values={}) for site, step in (("a", 3), ("a", 17), ("b", 1))]
     assert steps_done(run, points) == 17
+
+
+def test_the_list_of_runs_marks_those_with_alarms():
+    alarmed = run_of(None).model_copy(update={"id": "loud", "alarms": ["[b] one", "two"]})
+    console = Console(width=200)
+    with console.capture() as said:
+        console.print(run_table([alarmed, run_of(None)]))
+    lines = [line.split("│") for line in said.get().splitlines() if "│" in line]
+    assert [(line[1].strip(), line[4].strip()) for line in lines] == [("loud", "2"), ("x", "-")]
 
 
 def printed(**values):
