@@ -18,7 +18,7 @@ from api.command import obey
 from api.connection import Connection
 from api.errors import IsthmusError, ProblemError, faults_of
 from api.export import export_model
-from api.report import build_report, print_report, run_table, why
+from api.report import build_report, print_report, print_warnings, run_table, why
 from api.schemas import Run
 from api.simulate import Simulation, spec_of
 from api.simulate import simulate as run_simulation
@@ -154,8 +154,6 @@ def _print_run(run: Run, as_json: bool) -> None:
     for change in run.changes:
         settings = ", ".join(f"{name} {value}" for name, value in change.settings().items())
         out.print(f"from step {change.from_step} on: {settings}", soft_wrap=True, markup=False)
-    for warning in run.warnings:
-        out.print(f"warning: {warning}", soft_wrap=True, markup=False)
     for alarm in run.alarms:
         out.print(f"alarm: {alarm}", style="yellow", soft_wrap=True, markup=False)
 
@@ -186,6 +184,7 @@ def start_run(
         if spec is not None and begin is not None:
             spec = spec.model_copy(update={"begin": begin_with(client, begin)})
         started = client.start_run(run) if spec is None else _create_and_start(client, spec)
+        print_warnings(started, err)
         if watch:
             _watch(client, started.id, as_json)
         else:

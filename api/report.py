@@ -12,7 +12,7 @@ from api import schemas
 from api.client import CoordinatorClient
 from api.totals import per_step, total
 
-__all__ = ["build_report", "digests_equal", "print_report", "run_table", "size", "steps_done", "why"]
+__all__ = ["build_report", "digests_equal", "print_report", "print_warnings", "run_table", "size", "steps_done", "why"]
 
 Report = dict[str, Any]
 
@@ -160,6 +160,12 @@ def _share(site: Mapping[str, Any]) -> str:
 def why(run: schemas.Run) -> str:
     """The reason to be read behind the status, with which it may begin."""
     return re.sub(rf"^{run.status}\b[:,;]? *", "", run.reason)
+
+
+def print_warnings(run: schemas.Run, console: Console) -> None:
+    """Once, where a run begins: they are of its spec."""
+    for warning in run.warnings:
+        console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False, highlight=False)
 
 
 def run_table(runs: Sequence[schemas.Run]) -> Table:

@@ -18,7 +18,7 @@ from api.errors import IsthmusError
 from api.export import export_model, file_digest
 from api.output_file import make_directory, require_writable
 from api.processes import Service
-from api.report import build_report, print_report, why
+from api.report import build_report, print_report, print_warnings, why
 from api.schemas import SiteStatus
 from api.specs import OptimizerSpec, OuterSpec, RunSpec
 from api.watch import watch
@@ -96,7 +96,9 @@ def simulate(
     with _directory(directory) as folder, services(simulation, folder) as (client, check):
         run = client.create_run(simulation.spec)
         wait_for_sites(client, list(simulation.regions), check)
-        client.start_run(run.id)
+        started = client.start_run(run.id)
+        if simulation.spec.regions is not None:
+            print_warnings(started, console)
         observer = (folder / "observer-token").read_text().strip()
         console.print(f"watch it at {client.url}/#/runs/{run.id}?token={observer}", soft_wrap=True, highlight=False)
         run = watch(client, run.id, console, check)

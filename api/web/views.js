@@ -73,7 +73,7 @@ export function detail(run, items, rounds, snapshots) {
     h("h1", {}, run.spec.name, " ", badge(run.status)),
     h("p", { class: "reason" }, why(run), why(run) && " · ", "since ", when(run.since)),
     h("div", {}, run.changes.map((change) => h("p", { class: "muted" }, changed(change)))),
-    h("div", {}, run.warnings.map((warning) => h("p", { class: "muted" }, warning))),
+    h("div", {}, warned(run.warnings)),
     h("div", {}, run.alarms.map((alarm) => h("p", { class: "alarm", role: "alert" }, h("strong", {}, "⚠ Alarm: "), alarm))),
     progress(run, items),
     facts(run, items, members),
@@ -90,6 +90,9 @@ export function detail(run, items, rounds, snapshots) {
     snapshotPart(run, snapshots),
   );
 }
+
+const warned = (warnings) =>
+  warnings.length > 0 && h("p", { class: "muted", title: warnings.join("\n") }, warnings.map((text) => text.split(":")[0]).join("; "));
 
 function changed({ from_step, ...settings }) {
   const known = Object.entries(settings).filter(([, value]) => value !== null);

@@ -236,7 +236,10 @@ def test_pause_resume_and_members(isthmus, first_line, coordinator):
     shown = isthmus("run", "show", run.id).stdout
     assert re.search(rf"{second.name} .* away .* its agent was stopped", shown)
     assert json.loads(isthmus("run", "remove-site", run.id, second.name, "--json").stdout)["status"] == "running"
-    assert "removed by an administrator" in isthmus("run", "show", run.id).stdout
+    shown = isthmus("run", "show", run.id)
+    assert "removed by an administrator" in shown.stdout
+    assert "has one site" not in shown.stdout + shown.stderr
+    assert "warning: region west has one site: it exchanges" in isthmus("run", "start", run.id).stderr
     refused = isthmus("run", "add-site", run.id, second.name)
     assert (refused.returncode, refused.stderr.strip()) == (
         1,

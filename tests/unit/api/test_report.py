@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from api.report import digests_equal, print_report, run_table, steps_done, why
+from api.report import digests_equal, print_report, print_warnings, run_table, steps_done, why
 from api.schemas import Run, StoredPoint
 from api.specs import OuterSpec, RunSpec
 
@@ -91,6 +91,13 @@ def test_the_list_of_runs_marks_those_with_alarms():
         console.print(run_table([alarmed, run_of(None)]))
     lines = [line.split("│") for line in said.get().splitlines() if "│" in line]
     assert [(line[1].strip(), line[4].strip()) for line in lines] == [("loud", "2"), ("x", "-")]
+
+
+def test_a_warning_is_a_line():
+    console = Console(width=20)
+    with console.capture() as said:
+        print_warnings(run_of(None).model_copy(update={"warnings": ["region [b] has one site: it is alone"]}), console)
+    assert said.get() == "warning: region [b] has one site: it is alone\n"
 
 
 def printed(**values):
