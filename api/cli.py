@@ -177,6 +177,8 @@ def start_run(
     """Start a run: one that exists, or a new one from a file."""
     if run.endswith(".json") and not Path(run).is_file():
         raise IsthmusError(f"there is no file {run}")
+    if "/" in run and not Path(run).is_file():
+        raise IsthmusError(f"there is no file and no run {run}: `isthmus run list` shows the runs")
     spec = _spec(Path(run)) if Path(run).is_file() else None
     if spec is None and begin is not None:
         raise IsthmusError(f"--from is for new runs: give a JSON file that describes one instead of {run}")

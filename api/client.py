@@ -290,6 +290,8 @@ class CoordinatorClient:
 def _segment(text: str) -> str:
     if text in ("", ".", ".."):  # which would be taken out of the path
         raise IsthmusError(f"{text!r} is neither a run's id nor a name")
+    if "/" in text:
+        raise IsthmusError(f"{text!r} is neither a run's id nor a name: it has a slash")
     return quote(text, safe="")
 
 

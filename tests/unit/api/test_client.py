@@ -166,8 +166,17 @@ def test_what_was_not_accepted_is_to_be_sent_again():
 def test_names_are_quoted_where_users_type_them():
     answers = Answers(refusal(ConflictError("x", "y")))
     with pytest.raises(ConflictError):
-        answers.client().run("../sites")
-    assert answers.requests[0].url.raw_path == b"/prefix/v1/runs/..%2Fsites"
+        answers.client().run("..?sites#x")
+    assert answers.requests[0].url.raw_path == b"/prefix/v1/runs/..%3Fsites%23x"
+
+
+@pytest.mark.parametrize("text", ["", ".", "..", "/", "a/b", "../../x", "/dev/null"])
+def test_what_cannot_be_a_name_is_not_sent(text):
+    answers = Answers(httpx.Response(200, json={}))
+    for ask in (answers.client().run, answers.client().remove_site, lambda name: answers.client().add_site("x", name)):
+        with pytest.raises(IsthmusError, match=f"{text!r} is neither a run's id nor a name"):
+            ask(text)
+    assert not answers.requests
 
 
 def test_json_bodies():
