@@ -21,6 +21,7 @@ _BYTES = tuple(f"{kind}bytes_{way}" for kind in ("", "round_", "outer_", "blob_"
 
 def build_report(client: CoordinatorClient, run: schemas.Run) -> Report:
     """A JSON-ready report. Totals of a site are over all of its sessions; losses are null if the task reported none.
+    `steps` of a site are null if it has not trained.
     `digests_equal` is null where there is nothing to compare: not all sites that are there have told theirs.
 
     `wall_s` is from the start of the run to its end, or until now.
@@ -71,16 +72,23 @@ def steps_done(run: schemas.Run, points: Sequence[schemas.StoredPoint]) -> int:
 
 def _site(member: schemas.MemberView, run: schemas.Run, points: Sequence[schemas.StoredPoint]) -> Report:
     own = [point for point in points if point.site == member.site]
-    step = next(region.step for region in run.regions if region.name == member.region)
     return {
         "name": member.site,
         "region": member.region,
-        "steps": max([step, *(point.step for point in own)]),
+        "steps": _steps_of(member, run, own),
         "digest": member.digest,
         **{name: int(total(own, name)) for name in _BYTES},
         **{f"{name}_per_step": per_step(own, name) for name in ("bytes_up", "bytes_down")},
         **{name: round(total(own, name), 3) for name in ("wait_s", "compute_s")},
     }
+
+
+def _steps_of(member: schemas.MemberView, run: schemas.Run, own: Sequence[schemas.StoredPoint]) -> int | None:
+    """Of a site that is not there up to the step that it has reported; None: it has reported nothing."""
+    steps = [point.step for point in own]
+    if member.digest is not None or member.condition is schemas.Condition.ACTIVE:
+        steps.append(next(region.step for region in run.regions if region.name == member.region))
+    return max(steps, default=None)
 
 
 def _region(name: str, sites: Sequence[Report]) -> Report:
@@ -116,10 +124,7 @@ def print_report(report: Report, console: Console) -> None:
         table.add_row(
             site["name"],
             site["region"],
-            size(site["bytes_up_per_step"]),
-            size(site["round_bytes_up"] / max(site["steps"], 1)),
-            size(site["outer_bytes_up"] / max(site["steps"], 1)),
-            size(site["bytes_down_per_step"]),
+            *_rates(site),
             _against(ddp, site["bytes_up_per_step"]),
             _share(site),
             (site["digest"] or "-")[:8],
@@ -131,10 +136,24 @@ def print_report(report: Report, console: Console) -> None:
     console.print(f"{lasted}{_agreement(report)}", style="bold")
 
 
+def _rates(site: Mapping[str, Any]) -> list[str]:
+    """Bytes per step: up, of rounds, of outer rounds, down."""
+    if site["steps"] is None:
+        return ["-"] * 4
+    steps = max(site["steps"], 1)
+    rates = (site["round_bytes_up"] / steps, site["outer_bytes_up"] / steps)
+    return [size(rate) for rate in (site["bytes_up_per_step"], *rates, site["bytes_down_per_step"])]
+
+
 def _agreement(report: Mapping[str, Any]) -> str:
     if report["digests_equal"] is None:
         return ""
-    return "; all sites hold the same parameters" if report["digests_equal"] else "; THE SITES' PARAMETERS DIFFER"
+    if not report["digests_equal"]:
+        return "; THE SITES' PARAMETERS DIFFER"
+    told, sites = sum(site["digest"] is not None for site in report["sites"]), len(report["sites"])
+    if told == sites:
+        return "; all sites hold the same parameters"
+    return f"; {told} of {sites} sites hold the same parameters" if told > 1 else ""
 
 
 def _against(ddp: float | None, sent: float) -> str:

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from api.report import digests_equal, print_report, print_warnings, run_table, steps_done, why
-from api.schemas import Run, StoredPoint
+from api.report import _agreement, build_report, digests_equal, print_report, print_warnings, run_table, steps_done, why
+from api.schemas import Condition, Run, StoredPoint
 from api.specs import OuterSpec, RunSpec
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -122,3 +122,42 @@ def test_a_run_that_goes_on_is_so_for_a_while():
     assert printed().endswith("\nrunning for 34 s\n")
     assert printed(status="paused").endswith("\npaused for 34 s\n")
     assert printed(status="stopped").endswith("\nstopped in 34 s\n")
+
+
+class Told:
+    """What build_report asks a coordinator for."""
+
+    def __init__(self, *points):
+        self.points = [StoredPoint(site=site, step=step, at=NOW, values=values) for site, step, values in points]
+
+    def metrics(self, run):
+        return self.points
+
+    def outer_rounds(self, run):
+        return []
+
+
+def test_a_site_that_never_trained_has_no_steps():
+    run = run_of(A, A, None, status="succeeded")
+    late = run.members[2].model_copy(update={"condition": Condition.JOINING})
+    run = run.model_copy(update={"step": 150, "members": [*run.members[:2], late]})
+    run = run.model_copy(update={"regions": [run.regions[0].model_copy(update={"step": 150})]})
+
+    report = build_report(Told(("a", 149, {"bytes_up": 9})), run)
+    assert [site["steps"] for site in report["sites"]] == [150, 150, None]
+    console = Console(width=200)
+    with console.capture() as said:
+        print_report(report, console)
+    (row,) = [line.split() for line in said.get().splitlines() if line.startswith("c ")]
+    assert row == ["c", "west", *"-------"]
+    assert said.get().endswith("; 2 of 3 sites hold the same parameters\n")
+
+    report = build_report(Told(("c", 30, {"bytes_up": 9})), run)
+    assert [site["steps"] for site in report["sites"]] == [150, 150, 30]
+
+
+def test_all_sites_agree_only_if_all_have_told_their_digest():
+    told, silent = {"name": "a", "digest": A}, {"name": "b", "digest": None}
+    assert _agreement({"digests_equal": True, "sites": [told, told]}) == "; all sites hold the same parameters"
+    assert _agreement({"digests_equal": True, "sites": [told]}) == "; all sites hold the same parameters"
+    assert _agreement({"digests_equal": True, "sites": [told, silent]}) == ""
