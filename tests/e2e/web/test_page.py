@@ -126,6 +126,22 @@ def test_a_run_shows_what_is_in_force_its_snapshots_and_what_restarts_add_up_to(
     assert "7.00 MB" in row
     assert ">3x<" in row
     assert 'class="reason">`isthmus run resume` goes on; ' in document
+    assert f'title="{run.view.warnings[0]}">region west has one site</p>' in document
+    run.admin.stop_run(run.id)
+
+
+def test_the_overview_marks_runs_with_alarms(browse, coordinator):
+    run = RunByHand(coordinator, ("west",) * 3, steps=2, outer=OuterSpec(every=1))
+    run.round(1, "west")
+    for site, byte in zip(run.sites, (0, 0, 1), strict=True):
+        site.announce(1, 0, bytes([byte]) * len(run.parameters.tobytes()))
+    wait_until(lambda: run.view.outer_rounds == 1, "the outer round")
+    (alarm,) = run.view.alarms
+
+    document = browse(f"{coordinator.url}/#token={coordinator.token('observer')}")
+
+    row = re.search(rf'<tr data-row="{run.id}">.*?</tr>', document, re.S).group()
+    assert f'<span class="bad" title="{alarm}"> ⚠ 1 alarm</span>' in row
     run.admin.stop_run(run.id)
 
 
