@@ -6,10 +6,10 @@ from pathlib import Path
 import structlog
 
 from api.last_words import last_words
-from api.schemas import Assignment, Run, RunStatus
+from api.schemas import Assignment, Condition, Run, RunStatus
 from site_agent.supervisor import Exit, RankGroup
 
-__all__ = ["Attempt", "Ending", "Refusal", "why_not_wanted"]
+__all__ = ["Attempt", "Ending", "Refusal", "how_to_move", "why_not_wanted"]
 
 log = structlog.get_logger()
 
@@ -92,3 +92,14 @@ def why_not_wanted(run: Run, of: Assignment, site: str) -> tuple[str, str]:
     if member is not None and member.attempt > of.attempt:
         return "another attempt takes over, ending these ranks", member.reason
     return "run goes on without this site", member.reason if member else "it is no member any more"
+
+
+def how_to_move(run: Run, site: str, region: str) -> str:
+    """What an operator may do about a site that is in this region of a run and was to be in another.
+
+    A run that loses the last site of a region may be over.
+    """
+    there = {one.site for one in run.members if one.region == region and one.condition is not Condition.EXCLUDED}
+    if there <= {site}:
+        return f"start the agent with --region {region}: it is the last site there, and without it the run may fail"
+    return f"`isthmus run remove-site {run.id} {site}`, then `isthmus run add-site {run.id} {site}`, moves it"

@@ -23,7 +23,7 @@ from api.schemas import (
     Seat,
     SiteRegistration,
 )
-from site_agent.attempts import Attempt, Ending, Refusal, why_not_wanted
+from site_agent.attempts import Attempt, Ending, Refusal, how_to_move, why_not_wanted
 from site_agent.settings import Session, Settings
 from site_agent.supervisor import RankGroup
 
@@ -204,6 +204,7 @@ class Daemon:
             if error.code == "other_version":
                 return Attempt(assignment, Refusal(str(error)))
             raise
+        self._warn_of_another_region(assignment)
         runs = self._directory / "runs" / assignment.run
         runs.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{assignment.attempt}-", dir=runs))
@@ -220,6 +221,21 @@ class Daemon:
         log.info("starting", run=assignment.run, task=task.name, ranks=self._settings.ranks, logs=str(folder))
         environment = {"ISTHMUS_SESSION_FILE": str(folder / "session.json")}
         return Attempt(assignment, RankGroup(task.command, self._settings.ranks, folder, environment), logs=folder)
+
+    def _warn_of_another_region(self, assignment: Assignment) -> None:
+        """A member stays in its region, whatever --region its agent is started with later."""
+        site, own = self._settings.name, self._settings.region
+        if assignment.region == own:
+            return
+        run = self._client.run(assignment.run)
+        if site not in (run.spec.regions or {}).get(assignment.region, ()):
+            log.warning(
+                "this site joined the run in another region than its --region, and stays there",
+                run=assignment.run,
+                region=assignment.region,
+                agent_region=own,
+                remedy=how_to_move(run, site, assignment.region),
+            )
 
 
 def _report_of(attempt: Attempt) -> ProcessReport:

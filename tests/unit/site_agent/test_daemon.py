@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from api.client import UnreachableError
 from api.errors import ConflictError, NotFoundError
-from api.schemas import Assignment, Heartbeat, HeartbeatReply, ProcessReport, ProcessState, RunStatus
+from api.schemas import Assignment, Condition, Heartbeat, HeartbeatReply, ProcessReport, ProcessState, RunStatus
 from site_agent import daemon as daemon_module
 from site_agent.attempts import Attempt, Ending, Refusal
 from site_agent.daemon import Daemon
@@ -18,8 +18,13 @@ from site_agent.settings import Settings
 from site_agent.supervisor import Exit
 
 
-def assignment(run: str = "run-1", task: str = "tiny") -> Assignment:
-    return Assignment(run=run, attempt=1, region="west", task=task)
+def assignment(run: str = "run-1", task: str = "tiny", region: str = "west") -> Assignment:
+    return Assignment(run=run, attempt=1, region=region, task=task)
+
+
+def member(site: str, attempt: int = 1, region: str = "west", condition: Condition = Condition.ACTIVE) -> Any:
+    reason = f"of site {site}\nand more"
+    return SimpleNamespace(site=site, attempt=attempt, region=region, condition=condition, reason=reason)
 
 
 class World:
@@ -39,6 +44,8 @@ class World:
         self.refusal: Exception | None = None
         self.goodbye: Exception | None = None
         self.attempt = 1
+        self.others: list[Any] = []
+        self.regions: dict[str, list[str]] | None = None
         world = self
 
         class Client:
@@ -69,8 +76,13 @@ class World:
             def run(self, run: str) -> Any:
                 if isinstance(world.status, Exception):
                     raise world.status
-                member = SimpleNamespace(site="a", attempt=world.attempt, reason="of the site\nand more")
-                return SimpleNamespace(status=world.status, reason="of the run\nand more", members=[member])
+                return SimpleNamespace(
+                    id=run,
+                    status=world.status,
+                    reason="of the run\nand more",
+                    members=[*world.others, member("a", world.attempt, "east")],
+                    spec=SimpleNamespace(regions=world.regions),
+                )
 
             def leave(self, name: str) -> None:
                 world.happened(f"leave {name}")
@@ -217,9 +229,9 @@ def test_a_signal_before_the_registration(world: World):
     [
         (RunStatus.FAILED, 1, "run ended", "of the run"),
         (RunStatus.STOPPING, 1, "run is being stopped, ending its ranks", "of the run"),
-        (RunStatus.RUNNING, 2, "another attempt takes over, ending these ranks", "of the site"),
-        (RunStatus.STARTING, 2, "another attempt takes over, ending these ranks", "of the site"),
-        (RunStatus.RUNNING, 1, "run goes on without this site", "of the site"),
+        (RunStatus.RUNNING, 2, "another attempt takes over, ending these ranks", "of site a"),
+        (RunStatus.STARTING, 2, "another attempt takes over, ending these ranks", "of site a"),
+        (RunStatus.RUNNING, 1, "run goes on without this site", "of site a"),
     ],
 )
 def test_the_log_says_why_ranks_end(world: World, status: RunStatus, attempt: int, said: str, reason: str):
@@ -263,6 +275,34 @@ def test_the_log_says_that_ranks_were_never_started(world: World):
     (error,) = errors(logs)
     assert error["logs"] is None
     assert "does not allow task 'other'" in error["error"]
+
+
+@pytest.mark.parametrize(("regions", "warned"), [(None, True), ({"west": ["b"]}, True), ({"east": ["a"]}, False)])
+def test_a_region_that_is_neither_the_agents_nor_the_specs(world: World, regions: Any, warned: bool):
+    world.regions, world.others = regions, [member("b", region="east")]
+    with capture_logs() as logs:
+        world.serve([assignment(region="east")])
+    (warning,) = [entry for entry in logs if entry["log_level"] == "warning"] or [None]
+    assert (warning is not None) == warned
+    if warning is not None:
+        assert (warning["run"], warning["region"], warning["agent_region"]) == ("run-1", "east", "west")
+        assert "`isthmus run remove-site run-1 a`, then `isthmus run add-site run-1 a`" in warning["remedy"]
+
+
+@pytest.mark.parametrize("other", [member("b", region="west"), member("b", 1, "east", Condition.EXCLUDED)])
+def test_the_last_site_of_a_region_is_not_told_to_move(world: World, other: Any):
+    world.others = [other]
+    with capture_logs() as logs:
+        world.serve([assignment(region="east")])
+    (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert warning["remedy"].startswith("start the agent with --region east: it is the last site there")
+
+
+def test_the_region_of_the_agent_needs_no_warning(world: World):
+    world.status = NotFoundError("run_not_found", "not asked for")
+    with capture_logs() as logs:
+        assert world.serve([assignment()]) == [*STARTED, "leave a", *STOPPED]
+    assert [entry for entry in logs if entry["log_level"] == "warning"] == []
 
 
 def test_who_could_not_say_so_has_not_left(world: World):
