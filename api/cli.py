@@ -326,7 +326,7 @@ def add_site(run: str, site: str, as_json: AsJson = False) -> None:
 
 @run_app.command("remove-site")
 def exclude_site(run: str, site: str, as_json: AsJson = False) -> None:
-    """Exclude a site from a run; the others go on."""
+    """Exclude a site from a run, which goes on without it: not the last one of a region that the run began with."""
     with Connection().client() as client:
         _print_run(client.exclude_site(run, site), as_json)
 

@@ -17,9 +17,9 @@ from coordinator.events import (
     SiteLost,
     SiteRemoved,
 )
-from coordinator.failures import failed, slowed
+from coordinator.failures import failed, repeated, slowed
 from coordinator.opening import arrived_at
-from coordinator.quorum import remaining
+from coordinator.quorum import lost_region, remaining
 from coordinator.records import Member, OuterRound, RunState
 from coordinator.transitions import (
     Transition,
@@ -163,7 +163,7 @@ def processes_gone(event: ProcessesGone, state: RunState, now: datetime) -> Tran
     if fallen.failures > state.spec.rounds.restarts:
         return Transition(_excluded(state, event.site, fallen.failure))
     new = fallen.listed == 0 and (state.has_rounds or state.outer_rounds == 0)
-    if new and fallen.failures > 1 and fallen.alike > 1:
+    if new and fallen.failures > 1 and repeated(member, fallen):
         return Transition(_excluded(state, event.site, f"the same twice before its first step, {fallen.failure}"))
     return Transition(slowed(rejoining(state, event.site, attempt=member.attempt + 1), event.site, now))
 
@@ -231,11 +231,19 @@ def _with_region(event: SiteAdded, state: RunState) -> Transition:
 
 
 def site_removed(event: SiteRemoved, state: RunState, now: datetime) -> Transition:
-    """The site is a member no more, until it is added again."""
+    """The site is a member no more, until it is added again; not the last one without which the run would fail."""
     asked_in(state, *_ALIVE, to="remove a site")
     member = state.members.get(event.site)
     if member is None:
         raise NotFoundError("site_not_found", f"site {event.site!r} is not a member of run {state.id}")
     if member.excluded:
         return Transition(state)
-    return Transition(_excluded(state, event.site, event.because))
+    after = _excluded(state, event.site, event.because)
+    if (lost := lost_region(after)) is not None:
+        raise ConflictError(
+            "last_site",
+            f"site {event.site} is the last one of region {lost}, without which run {state.id} cannot go on: add "
+            f"another of that region first (`isthmus run add-site {state.id} SITE`), or end the run (`isthmus run stop "
+            f"{state.id}`)",
+        )
+    return Transition(after)

@@ -13,6 +13,7 @@ __all__ = [
     "all_announced",
     "allowance_s",
     "closes_at",
+    "lost_region",
     "may_close",
     "outer_closes_at",
     "region_copies",
@@ -129,3 +130,12 @@ def outer_closes_at(state: RunState) -> datetime | None:
     if waited_for == there or not there or 2 * least < all_:
         return None
     return outer.announced_at + timedelta(seconds=spec.deadline_s)
+
+
+def lost_region(state: RunState) -> str | None:
+    """A region whose sites are all excluded, without which the run cannot go on: not one that has come later; without
+    rounds only if all are such.
+    """
+    left = {member.region for member in state.members.values() if not member.excluded}
+    lost = {name for name, region in state.regions.items() if not region.came_later} - left
+    return None if not lost or (left and not state.has_rounds) else min(lost)

@@ -11,7 +11,7 @@ from coordinator.lifecycle import begun
 from coordinator.membership import rejoining
 from coordinator.opening import goes_on_at, left_behind, met, opened
 from coordinator.outer_events import anchored, closed, with_alarms
-from coordinator.quorum import closes_at, may_close, outer_closes_at
+from coordinator.quorum import closes_at, lost_region, may_close, outer_closes_at
 from coordinator.records import Region, RunState
 from coordinator.round_events import emptied, frozen
 from coordinator.snapshots import with_due
@@ -74,16 +74,13 @@ def _stopped(state: RunState, now: datetime) -> RunState:
 
 
 def _without_region(state: RunState, now: datetime) -> RunState:
-    """A region whose sites are all excluded is the end of the run, unless it has come later; without rounds, when all
-    regions are such.
-    """
-    left = {member.region for member in state.members.values() if not member.excluded}
-    lost = {name for name, region in state.regions.items() if not region.came_later} - left
-    if not lost or (left and not state.has_rounds):
+    """The end of the run, by what has become of its sites."""
+    lost = lost_region(state)
+    if lost is None:
         return state
-    excluded = {member.site: member.excluded for member in state.members.values() if member.region == min(lost)}
+    excluded = {member.site: member.excluded for member in state.members.values() if member.region == lost}
     listed = "; ".join(f"site {site}, {because}" for site, because in sorted(excluded.items()))
-    return in_status(state, RunStatus.FAILED, now, f"no site is left in region {min(lost)}: {listed}")
+    return in_status(state, RunStatus.FAILED, now, f"no site is left in region {lost}: {listed}")
 
 
 def _moved_on(state: RunState, now: datetime) -> Transition:

@@ -1,7 +1,7 @@
 """Everything real, and killed with -9 at named points of outer rounds and of snapshots: nothing may come of it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -13,6 +13,7 @@ from tests.faults.stage import GatedRun, Stage
 from tests.faults.traps import Point, Victim
 
 EVERY = 2
+PACE_S = 0.3
 VICTIMS = pytest.mark.parametrize("victim", ["coordinator", "redis", "site"])
 
 
@@ -60,22 +61,37 @@ def plain_run(stage: Stage, steps: int) -> GatedRun:
     return GatedRun(stage, steps=steps, sites=("a", "b"), snapshots=SnapshotsSpec(keep=2))
 
 
-def snapshot_taken(run: GatedRun, number: int) -> None:
-    """More steps, since a site is asked by the answer to one, until there is a manifest, of the sites' parameters."""
+def steps_until(run: GatedRun, done: Callable[[], bool], what: str) -> None:
+    """More steps, since a site is asked for a snapshot by the answer to one, and not while it is busy with another; no
+    faster than what goes on beside them, such as the removal of what is old.
+    """
     since = time.monotonic()
 
-    def taken() -> bool:
+    def is_done() -> bool:
         nonlocal since
-        if any(item.number == number for item in run.client.snapshots(run.id).items):
+        if done():
             return True
-        if run.settled(run.view) and time.monotonic() > since + 0.5:
+        if run.settled(run.view) and time.monotonic() > since + PACE_S:
             run.let(run.reached + 1)
             since = time.monotonic()
         return False
 
-    wait_until(taken, f"snapshot {number}", 60)
+    wait_until(is_done, what, 60)
+
+
+def snapshot_taken(run: GatedRun, number: int) -> None:
+    """Until there is a manifest, of the sites' parameters."""
+    steps_until(
+        run, lambda: any(item.number == number for item in run.client.snapshots(run.id).items), f"snapshot {number}"
+    )
     manifest = run.snapshots(number)[-1]
     assert run.parameters(manifest) == run.said()["west"][manifest.step]
+
+
+def next_snapshot(run: GatedRun, point: Point) -> None:
+    run.client.request_snapshot(run.id)
+    run.let(run.reached + 2)
+    steps_until(run, lambda: run.stage.traps.sprung, f"a kill when: {point.name}")
 
 
 @pytest.mark.slow
@@ -87,12 +103,7 @@ def test_snapshots_survive_a_kill_at_every_point(victim: Victim) -> None:
     with Stage(sites=("a", "b")) as stage:
         run = plain_run(stage, steps)
         for number, point in enumerate(points, 1):
-
-            def go_on() -> None:
-                run.client.request_snapshot(run.id)
-                run.let(run.reached + 2)
-
-            run.strike(point, victim, "ab"[number % 2], go_on)
+            run.strike(point, victim, "ab"[number % 2], partial(next_snapshot, run, point))
             snapshot_taken(run, number)
             run.until(run.settled, f"the steps after: {point.name}")
         run.end()
@@ -115,14 +126,7 @@ def test_snapshots_survive_a_kill_while_what_is_old_is_removed(victim: Victim) -
         snapshot_taken(run, 1)
         manifests = [run.client.snapshots(run.id).items[-1].manifest]
         for number, point in enumerate(OF_REMOVAL, 2):
-
-            def go_on() -> None:
-                run.client.request_snapshot(run.id)
-                while not stage.traps.sprung and run.reached < steps - 20:
-                    run.let(run.reached + 1)
-                    run.until(run.settled, f"step {run.reached}")
-
-            run.strike(point, victim, "a", go_on)
+            run.strike(point, victim, "a", partial(next_snapshot, run, point))
             snapshot_taken(run, number)
             manifests.append(run.client.snapshots(run.id).items[-1].manifest)
         run.end()

@@ -176,7 +176,9 @@ def test_the_run_goes_on_if_its_sites_are_excluded_but_not_without_one_that_it_b
     assert driver.finish().status is RunStatus.SUCCEEDED
     driver = Driver(TWO, steps=9, every=3).begin().until_outer_round(1)
     driver.send(SiteAdded("c", "north"))
-    driver.send(SiteRemoved("b", "removed"))
+    driver.refused(SiteRemoved("b", "removed"), "last_site")
+    for _ in range(driver.spec.rounds.restarts + 1):
+        driver.send(driver.gone("b"))
     assert driver.status is RunStatus.FAILED
 
 
@@ -188,8 +190,7 @@ def test_a_region_that_comes_while_the_run_is_starting_is_one_that_it_begins_wit
     driver.begin()
     assert {log[0]["kind"] for log in driver.logs.values()} == {"start"}
     assert driver.member("c").live
-    driver.send(SiteRemoved("c", "removed"))
-    assert driver.status is RunStatus.FAILED
+    driver.refused(SiteRemoved("c", "removed"), "last_site")
 
 
 def test_it_may_come_when_all_is_done_and_it_may_be_cut_off_at_once():
