@@ -308,7 +308,18 @@ def add_site(run: str, site: str, as_json: AsJson = False) -> None:
     newest anchors.
     """
     with Connection().client() as client:
-        _print_run(client.add_site(run, site), as_json)
+        before = {region.name for region in client.run(run).regions}
+        added = client.add_site(run, site)
+    for new in (region.name for region in added.regions if region.name not in before):
+        err.print(
+            f"isthmus: region {new} is new in run {run}, with site {site} alone; if that is a slip, start its agent "
+            f"with another --region, then `isthmus run remove-site {run} {site}` and `isthmus run add-site {run} "
+            f"{site}`",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
+    _print_run(added, as_json)
 
 
 @run_app.command("remove-site")

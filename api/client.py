@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from api import schemas, specs
 from api.access import AuditPage, IssuedToken, Token, TokenPage, TokenRequest
 from api.errors import IsthmusError, UnreachableError
-from api.patient_http import PatientHttp
+from api.patient_http import PatientHttp, Waiting
 from api.service import Answer
 from api.transfers import OtherBytesError, Source, download, source_of, upload
 
@@ -37,6 +37,8 @@ class CoordinatorClient:
         transport: replaces the network, in tests and for counting bytes; `ca_file` is its own business.
         ca_file: PEM file of the authority whose certificates are trusted, and of no other.
         patience: seconds for which an unreachable coordinator is tried again.
+        waiting: called when the first try of the first request has failed, with the error that it may come to, before
+            the next one; if it raises that, there is none.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class CoordinatorClient:
         transport: httpx.BaseTransport | None = None,
         ca_file: Path | None = None,
         patience: float = 60.0,
+        waiting: Waiting | None = None,
     ) -> None:
-        self._http = PatientHttp(url, token, transport, ca_file, patience)
+        self._http = PatientHttp(url, token, transport, ca_file, patience, waiting)
 
     @property
     def url(self) -> str:

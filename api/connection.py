@@ -1,12 +1,13 @@
 """Where the `isthmus` command finds its coordinator and its token; nothing else of it reads the environment."""
 
+import sys
 from pathlib import Path
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from rich.console import Console
 
 from api.client import CoordinatorClient
-from api.errors import IsthmusError
+from api.errors import IsthmusError, UnreachableError
 from api.tls import CoordinatorUrl, warning_about
 
 __all__ = ["Connection"]
@@ -43,4 +44,10 @@ class Connection(BaseSettings):
         warning = warning_about(url)
         if warning is not None:
             err.print(f"isthmus: {warning}", style="yellow", markup=False, soft_wrap=True)
-        return CoordinatorClient(url, token, ca_file=self.ca_file, patience=patience)
+
+        def waiting(error: UnreachableError) -> None:
+            if error.lasts:
+                raise error
+            sys.stderr.write(f"isthmus: no answer from {url} yet, trying for {patience:g} s\n")
+
+        return CoordinatorClient(url, token, ca_file=self.ca_file, patience=patience, waiting=waiting)

@@ -72,7 +72,15 @@ class IsthmusError(Exception):
 
 
 class UnreachableError(IsthmusError):
-    """The coordinator, or what it depends on, was away for longer than the client's patience."""
+    """The coordinator, or what it depends on, was away for longer than the client's patience.
+
+    Attributes:
+        lasts: waiting will hardly help: somebody must change something.
+    """
+
+    def __init__(self, message: str, *, lasts: bool = False) -> None:
+        super().__init__(message)
+        self.lasts = lasts
 
 
 class ProblemError(IsthmusError):

@@ -24,14 +24,17 @@ from api.errors import (
     error_from_problem,
 )
 from api.payload import MEDIA_TYPE
-from api.tls import certificate_fault, is_loopback, trusted
+from api.tls import certificate_fault, is_loopback, is_no_tls, trusted
 from api.transfers import blocks
 
-__all__ = ["PatientHttp"]
+__all__ = ["PatientHttp", "Waiting"]
 
 _TRY_AGAIN = frozenset({408, 429, 502, 503, 504, 507})
 _LONGEST_S = 60.0
 """Of what a Retry-After may ask for."""
+
+
+Waiting = Callable[[UnreachableError], None]
 
 
 class _TryAgainError(Exception):
@@ -64,10 +67,17 @@ class PatientHttp:
     """The arguments are those of `CoordinatorClient`."""
 
     def __init__(
-        self, url: str, token: str | None, transport: httpx.BaseTransport | None, ca_file: Path | None, patience: float
+        self,
+        url: str,
+        token: str | None,
+        transport: httpx.BaseTransport | None,
+        ca_file: Path | None,
+        patience: float,
+        waiting: Waiting | None,
     ) -> None:
         self.url = url.rstrip("/")
         self.patience = patience
+        self._waiting = waiting
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -137,21 +147,37 @@ class PatientHttp:
         try:
             for attempt in stamina.retry_context(on=on, attempts=None, timeout=self.patience, wait_max=2.0):
                 with attempt:
-                    return once()
+                    return self._telling(once)
         except httpx.TransportError as error:
             raise self.unreachable(error) from error
         except _TryAgainError as error:
             if not resend and error.error.code == DIGEST_MISMATCH:
                 raise error.error from None
-            raise UnreachableError(f"the coordinator at {self.url} is not available: {error}") from error.error
+            raise self.unreachable(error) from error.error
         raise AssertionError("stamina ends by returning or raising")
 
-    def unreachable(self, error: httpx.TransportError) -> UnreachableError:
+    def _telling(self, once: Callable[[], httpx.Response]) -> httpx.Response:
+        """Whoever waits for the first answer is told so, once."""
+        waiting, self._waiting = self._waiting, None
+        try:
+            return once()
+        except (httpx.TransportError, _TryAgainError) as error:
+            if waiting is not None:
+                waiting(self.unreachable(error))
+            raise
+
+    def unreachable(self, error: httpx.TransportError | _TryAgainError) -> UnreachableError:
+        if isinstance(error, _TryAgainError):
+            return UnreachableError(f"the coordinator at {self.url} is not available: {error}")
         if (fault := certificate_fault(error)) is not None:
             return UnreachableError(
                 f"the certificate of {self.url} is not trusted here ({fault}); if a private authority has signed "
-                "it, name that one's PEM file with ISTHMUS_CA_FILE"
+                "it, name that one's PEM file with ISTHMUS_CA_FILE",
+                lasts=True,
             )
+        if is_no_tls(error):
+            plain = self.url.replace("https", "http", 1)
+            return UnreachableError(f"what answers at {self.url} is not HTTPS: is its URL {plain}?", lasts=True)
         return UnreachableError(
             f"no answer from the coordinator at {self.url} ({error or type(error).__name__}); "
             "is it running, and is the URL right?"

@@ -1,6 +1,7 @@
 """What a client makes of `https`, and of `http` where a token would be read by others."""
 
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from pydantic import AfterValidator
 
 from api.errors import IsthmusError
 
-__all__ = ["CoordinatorUrl", "certificate_fault", "is_loopback", "trusted", "warning_about"]
+__all__ = ["CoordinatorUrl", "certificate_fault", "is_loopback", "is_no_tls", "trusted", "warning_about"]
 
 
 def _checked(text: str) -> str:
@@ -23,6 +24,9 @@ def _checked(text: str) -> str:
 
 
 _FORM = "give http://HOST:PORT or https://HOST:PORT, with the path of a prefix if it has one"
+
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
+"""What older and newer OpenSSLs say."""
 
 CoordinatorUrl = Annotated[str, AfterValidator(_checked)]
 
@@ -54,10 +58,18 @@ def warning_about(url: str) -> str | None:
     return f"{url} is not https: tokens and parameters cross the network in the clear"
 
 
-def certificate_fault(error: BaseException | None) -> str | None:
+def certificate_fault(error: BaseException) -> str | None:
     """Why the other side's certificate was not accepted, if that is what a connection failed for."""
+    faults = (each for each in _causes(error) if isinstance(each, ssl.SSLCertVerificationError))
+    return next((fault.verify_message for fault in faults), None)
+
+
+def is_no_tls(error: BaseException) -> bool:
+    """Whether a connection failed because the other side has answered with something else than TLS."""
+    return any(isinstance(each, ssl.SSLError) and each.reason in _NO_TLS for each in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return error.verify_message
+        yield error
         error = error.__cause__ or error.__context__
-    return None

@@ -1,9 +1,9 @@
 """Pure: why the ranks of a site have failed, whether the next ones will fail alike, and what is done about it then."""
 
 import re
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from api.last_words import last_words
 from coordinator.events import ProcessesGone
 from coordinator.records import Member, RunState
 from coordinator.transitions import with_, with_member
@@ -20,8 +20,6 @@ _MOST_ERROR = 300
 _ENDED = "its training script ended before the run did"
 _RANK = re.compile(r"^rank \d+: |\[rank\d+\]: ")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_TORCH_SAYS = re.compile(r"(\[rank\d+\]:)?\[[IWEF]\d{4} ")
-"""How torch's own log lines begin, with which ranks may end after they have said why."""
 
 
 def failed(member: Member, event: ProcessesGone, state: RunState) -> Member:
@@ -83,8 +81,4 @@ def _failure(event: ProcessesGone, state: RunState) -> str:
     else:
         how = f"exit code {event.exit_code}"
     log = event.detail.strip()
-    return f"{who}{how}: {_last_words(log.splitlines())}\n{log}" if log else f"{who}{how}"
-
-
-def _last_words(lines: Sequence[str]) -> str:
-    return next((line for line in reversed(lines) if not _TORCH_SAYS.match(line)), lines[-1])
+    return f"{who}{how}: {last_words(log)}\n{log}" if log else f"{who}{how}"

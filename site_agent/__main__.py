@@ -8,13 +8,13 @@ import structlog
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
-from api.errors import IsthmusError, faults_of
+from api.errors import IsthmusError
 from api.locks import only_process
 from api.logs import log_to_stderr
 from api.output_file import make_directory
 from api.tls import warning_about
 from site_agent.daemon import Daemon
-from site_agent.settings import Settings
+from site_agent.settings import Settings, faults_of_settings
 
 log = structlog.get_logger()
 
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = CliApp.run(Settings, cli_args=sys.argv[1:] if arguments is None else arguments)
     except ValidationError as error:
-        for fault in faults_of(error.errors()):
+        for fault in faults_of_settings(error):
             print(f"isthmus agent: {fault}", file=sys.stderr)  # noqa: T201
         return 2
     stamina.instrumentation.set_on_retry_hooks([])  # the daemon says itself what it waits for

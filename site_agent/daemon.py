@@ -5,7 +5,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,13 +19,13 @@ from api.schemas import (
     HeartbeatReply,
     ProcessReport,
     ProcessState,
-    Run,
     RunStatus,
     Seat,
     SiteRegistration,
 )
+from site_agent.attempts import Attempt, Ending, Refusal, how_to_move, why_not_wanted
 from site_agent.settings import Session, Settings
-from site_agent.supervisor import Exit, RankGroup
+from site_agent.supervisor import RankGroup
 
 __all__ = ["Daemon"]
 
@@ -39,45 +38,6 @@ _GOODBYE_S = 2.0
 T = TypeVar("T")
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class _Refusal:
-    """Stands for ranks that were never started."""
-
-    because: str
-
-    def poll(self) -> Exit:
-        return Exit(1, detail=self.because)
-
-    def terminate(self) -> None:
-        """There is nothing to end."""
-
-    def kill(self) -> None:
-        """There is nothing to kill."""
-
-    def stop(self, grace_s: float) -> None:
-        """There is nothing to stop."""
-
-
-@dataclass(frozen=True)
-class _Running:
-    assignment: Assignment
-    group: RankGroup | _Refusal
-
-
-@dataclass
-class _Ending:
-    """Ranks that are no longer wanted, seen to between heartbeats: told to end at `stop_at`, killed at `kill_at`.
-
-    Those of a run that succeeded are first left alone: what a training script does after its loop takes time.
-    """
-
-    assignment: Assignment
-    group: RankGroup | _Refusal
-    stop_at: float
-    kill_at: float
-    told: bool = False
 
 
 class _Interrupted(BaseException):
@@ -94,8 +54,8 @@ class Daemon:
         self._client = self._connect(self._secret, patience=10.0)
         self._heartbeat_s = 5.0
         self._interrupted = self._waiting = False
-        self._running: dict[tuple[str, int], _Running] = {}
-        self._ending: list[_Ending] = []
+        self._running: dict[tuple[str, int], Attempt] = {}
+        self._ending: list[Ending] = []
 
     def interrupt(self) -> None:
         """For signal handlers. Breaks off a wait for the coordinator, but never the start or the end of ranks."""
@@ -160,8 +120,8 @@ class Daemon:
 
     def _beat(self) -> HeartbeatReply | None:
         """One heartbeat; None if the coordinator cannot be reached, which stops nothing here."""
-        reports = [self._report(running) for running in self._running.values()]
-        reports += [_report(ending.assignment, ProcessState.STOPPING) for ending in self._ending]
+        reports = [_report_of(attempt) for attempt in self._running.values()]
+        reports += [_report(ending.attempt.assignment, ProcessState.STOPPING) for ending in self._ending]
         wait = min(_BUSY_WAIT_S, self._heartbeat_s) if reports else self._heartbeat_s
         try:
             return self._client.heartbeat(self._settings.name, self._heartbeat(reports), wait)
@@ -180,15 +140,6 @@ class Daemon:
     def _heartbeat(self, reports: list[ProcessReport]) -> Heartbeat:
         return Heartbeat(processes=reports, versions=self._settings.versions())
 
-    @staticmethod
-    def _report(running: _Running) -> ProcessReport:
-        ended = running.group.poll()
-        if ended is None:
-            return _report(running.assignment, ProcessState.RUNNING)
-        return _report(
-            running.assignment, ProcessState.EXITED, exit_code=ended.code, rank=ended.rank, detail=ended.detail
-        )
-
     def _leave(self) -> None:
         self._client.close()
         last = "left"
@@ -198,8 +149,8 @@ class Daemon:
         except (ProblemError, UnreachableError) as error:
             last = "ended without leaving: the coordinator takes it for lost"
             log.warning("could not say that this site leaves", error=str(error))
-        for group in [*(r.group for r in self._running.values()), *(ending.group for ending in self._ending)]:
-            group.stop(self._settings.grace_s)
+        for attempt in [*self._running.values(), *(ending.attempt for ending in self._ending)]:
+            attempt.group.stop(self._settings.grace_s)
         log.info(last, site=self._settings.name)
 
     # --- assignments --------------------------------------------------------------------------------------------------
@@ -209,19 +160,19 @@ class Daemon:
         wanted = {(assignment.run, assignment.attempt): assignment for assignment in reply.assignments}
         for key in self._running.keys() - wanted.keys():
             self._release(self._running.pop(key))
-        self._ending = [ending for ending in self._ending if not self._is_over(ending)]
+        self._ending = [ending for ending in self._ending if not ending.is_over(time.monotonic())]
         for key in wanted.keys() - self._running.keys():
             try:
-                self._running[key] = _Running(wanted[key], self._start(wanted[key]))
+                self._running[key] = self._start(wanted[key])
             except (ProblemError, UnreachableError) as error:
                 log.warning("cannot start yet, trying again", run=key[0], error=str(error))
         return wanted.keys() == self._running.keys()
 
-    def _release(self, running: _Running) -> None:
+    def _release(self, attempt: Attempt) -> None:
         """Ranks of a run that succeeded may finish; others are told to end now."""
-        left_alone = self._settings.finish_s if self._has_succeeded(running.assignment) else 0.0
+        left_alone = self._settings.finish_s if self._has_succeeded(attempt.assignment) else 0.0
         stop_at = time.monotonic() + left_alone
-        self._ending.append(_Ending(running.assignment, running.group, stop_at, stop_at + self._settings.grace_s))
+        self._ending.append(Ending(attempt, stop_at, stop_at + self._settings.grace_s))
 
     def _has_succeeded(self, of: Assignment) -> bool:
         try:
@@ -229,45 +180,31 @@ class Daemon:
         except (ProblemError, UnreachableError) as error:
             log.warning("cannot tell how the run ended, stopping its ranks", run=of.run, error=str(error))
             return False
-        what = self._what_happened(run, of)
-        log.info(what, run=of.run, attempt=of.attempt, status=str(run.status), reason=run.reason.partition("\n")[0])
+        what, reason = why_not_wanted(run, of, self._settings.name)
+        log.info(what, run=of.run, attempt=of.attempt, status=str(run.status), reason=reason.partition("\n")[0])
         return run.status is RunStatus.SUCCEEDED
 
-    def _what_happened(self, run: Run, of: Assignment) -> str:
-        """That ranks are not wanted any more."""
-        if run.status.terminal:
-            return "run ended"
-        if run.status is RunStatus.STOPPING:
-            return "run is being stopped, ending its ranks"
-        replaced = any(one.site == self._settings.name and one.attempt > of.attempt for one in run.members)
-        return "another attempt takes over, ending these ranks" if replaced else "run goes on without this site"
-
-    @staticmethod
-    def _is_over(ending: _Ending) -> bool:
-        now = time.monotonic()
-        if ending.group.poll() is not None or now >= ending.kill_at:
-            ending.group.kill()
-            return True
-        if now >= ending.stop_at and not ending.told:
-            ending.group.terminate()
-            ending.told = True
-        return False
-
-    def _start(self, assignment: Assignment) -> RankGroup | _Refusal:
+    def _start(self, assignment: Assignment) -> Attempt:
         task = self._settings.tasks.get(assignment.task)
         if task is None:
             allowed = ", ".join(self._settings.tasks)
-            return _Refusal(f"this site does not allow task {assignment.task!r} any more; it allows {allowed}")
+            return Attempt(
+                assignment, Refusal(f"this site does not allow task {assignment.task!r} any more; it allows {allowed}")
+            )
         if shutil.which(task.command[0]) is None:
-            return _Refusal(f"task {task.name!r} cannot start: there is no program {task.command[0]!r} at this site")
+            return Attempt(
+                assignment,
+                Refusal(f"task {task.name!r} cannot start: there is no program {task.command[0]!r} at this site"),
+            )
         secret = secrets.token_urlsafe(32)
         seat = Seat(attempt=assignment.attempt, secret=secret, version=self._settings.versions()[task.name])
         try:
             self._client.take_seat(assignment.run, self._settings.name, seat)
         except ConflictError as error:
             if error.code == "other_version":
-                return _Refusal(str(error))
+                return Attempt(assignment, Refusal(str(error)))
             raise
+        self._warn_of_another_region(assignment)
         runs = self._directory / "runs" / assignment.run
         runs.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{assignment.attempt}-", dir=runs))
@@ -283,7 +220,29 @@ class Daemon:
         _write_private(folder / "session.json", session.model_dump_json())
         log.info("starting", run=assignment.run, task=task.name, ranks=self._settings.ranks, logs=str(folder))
         environment = {"ISTHMUS_SESSION_FILE": str(folder / "session.json")}
-        return RankGroup(task.command, self._settings.ranks, folder, environment)
+        return Attempt(assignment, RankGroup(task.command, self._settings.ranks, folder, environment), logs=folder)
+
+    def _warn_of_another_region(self, assignment: Assignment) -> None:
+        """A member stays in its region, whatever --region its agent is started with later."""
+        site, own = self._settings.name, self._settings.region
+        if assignment.region == own:
+            return
+        run = self._client.run(assignment.run)
+        if site not in (run.spec.regions or {}).get(assignment.region, ()):
+            log.warning(
+                "this site joined the run in another region than its --region, and stays there",
+                run=assignment.run,
+                region=assignment.region,
+                agent_region=own,
+                remedy=how_to_move(run, site, assignment.region),
+            )
+
+
+def _report_of(attempt: Attempt) -> ProcessReport:
+    end = attempt.ended()
+    if end is None:
+        return _report(attempt.assignment, ProcessState.RUNNING)
+    return _report(attempt.assignment, ProcessState.EXITED, exit_code=end.code, rank=end.rank, detail=end.detail)
 
 
 def _report(assignment: Assignment, state: ProcessState, **end: Any) -> ProcessReport:

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from api.errors import IsthmusError
+from api.errors import IsthmusError, faults_of
 from api.message import Name
 from api.tls import CoordinatorUrl
 from site_agent.tasks import Task, parse_task, parse_version, script_version
 
-__all__ = ["Session", "Settings", "load_session"]
+__all__ = ["Session", "Settings", "faults_of_settings", "load_session"]
 
 
 class Settings(BaseSettings):
@@ -86,6 +86,16 @@ class Settings(BaseSettings):
             return self.join_token_file.read_text().strip()
         except OSError as error:
             raise IsthmusError(f"cannot read the join token in {self.join_token_file}: {error.strerror}") from None
+
+
+def faults_of_settings(error: ValidationError) -> list[str]:
+    """One sentence per fault of what an operator has given, or has left out."""
+    faults = error.errors()
+    missing = [str(fault["loc"][0]) for fault in faults if fault["type"] == "missing"]
+    return [
+        *(f"--{name.replace('_', '-')} is missing: give it, or set ISTHMUS_{name.upper()}" for name in missing),
+        *faults_of([fault for fault in faults if fault["type"] != "missing"]),
+    ]
 
 
 class Session(BaseModel):

@@ -13,7 +13,7 @@ import pytest
 from api.schemas import MetricPoint
 from api.specs import OuterSpec, RoundsSpec, SnapshotsSpec
 from tests.conftest import wait_until
-from tests.contract.by_hand import RunByHand
+from tests.contract.by_hand import RunByHand, SiteByHand, new_name
 
 BIN = Path(sys.executable).parent / "isthmus"
 Isthmus = Callable[..., subprocess.CompletedProcess[str]]
@@ -255,6 +255,19 @@ def test_pause_resume_and_members(isthmus, first_line, coordinator):
     assert "DIFFER" not in shown.stdout
 
 
+def test_a_site_that_brings_a_region_is_pointed_out(isthmus, coordinator):
+    run = RunByHand(coordinator, outer=OuterSpec(every=2, fragments=1))
+    added = SiteByHand(new_name("cli"), "wset", coordinator.url)
+    added.register(coordinator.token("join"))
+    done = isthmus("run", "add-site", run.id, added.name, "--json")
+    assert (
+        f"isthmus: region wset is new in run {run.id}, with site {added.name} alone; if that is a slip" in done.stderr
+    )
+    assert {region["name"] for region in json.loads(done.stdout)["regions"]} == {"west", "wset"}
+    assert isthmus("run", "add-site", run.id, added.name).stderr == ""
+    run.admin.stop_run(run.id)
+
+
 def test_a_reason_that_looks_like_markup_is_shown_as_it_is(isthmus, coordinator):
     run = RunByHand(coordinator, ("west",), rounds=RoundsSpec(restarts=0))
     (site,) = run.sites
@@ -271,5 +284,6 @@ def test_an_unreachable_coordinator_is_named(tmp_path):
         [BIN, "run", "list"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
+    assert done.stderr.startswith("isthmus: no answer from http://127.0.0.1:1 yet, trying for 10 s\n")
     assert "no answer from the coordinator at http://127.0.0.1:1" in done.stderr
     assert done.stdout == ""

@@ -35,8 +35,9 @@ class Answers:
             raise answer
         return answer
 
-    def client(self, patience=0.3):
-        return CoordinatorClient(URL, "token", transport=httpx.MockTransport(self), patience=patience)
+    def client(self, patience=0.3, waiting=None):
+        transport = httpx.MockTransport(self)
+        return CoordinatorClient(URL, "token", transport=transport, patience=patience, waiting=waiting)
 
 
 def refusal(error):
@@ -103,6 +104,33 @@ def test_a_lost_connection_is_tried_again_with_the_same_bytes():
 def test_nobody_answers():
     with pytest.raises(UnreachableError, match="is it running"):
         Answers(httpx.ConnectError("connection refused")).client().version()
+
+
+@pytest.mark.parametrize("fault", [httpx.ConnectError("refused"), httpx.Response(502, html=HTML)])
+def test_who_waits_for_the_first_answer_is_told_once(fault):
+    told = []
+    answers = Answers(fault, fault, httpx.Response(200, json=VERSION))
+    answers.client(patience=10, waiting=told.append).version()
+    assert len(answers.requests) == 3
+    assert [(type(error), error.lasts, URL in str(error)) for error in told] == [(UnreachableError, False, True)]
+
+
+def test_nobody_is_told_of_later_tries():
+    told = []
+    answers = [httpx.Response(200, json=VERSION), httpx.ConnectError("refused"), httpx.Response(200, json=VERSION)]
+    client = Answers(*answers).client(patience=10, waiting=told.append)
+    assert [client.version().protocols, client.version().protocols] == [[1], [1]]
+    assert told == []
+
+
+def test_who_is_told_may_end_the_wait():
+    def give_up(error):
+        raise error
+
+    answers = Answers(httpx.ConnectError("refused"))
+    with pytest.raises(UnreachableError, match="is it running"):
+        answers.client(patience=10, waiting=give_up).version()
+    assert len(answers.requests) == 1
 
 
 def test_refusals_are_not_tried_again():

@@ -1,6 +1,6 @@
 """What an agent starts and stops, without processes or a coordinator; and when a signal may break in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,15 +10,21 @@ from structlog.testing import capture_logs
 
 from api.client import UnreachableError
 from api.errors import ConflictError, NotFoundError
-from api.schemas import Assignment, Heartbeat, HeartbeatReply, ProcessReport, ProcessState, RunStatus
+from api.schemas import Assignment, Condition, Heartbeat, HeartbeatReply, ProcessReport, ProcessState, RunStatus
 from site_agent import daemon as daemon_module
+from site_agent.attempts import Attempt, Ending, Refusal
 from site_agent.daemon import Daemon
 from site_agent.settings import Settings
 from site_agent.supervisor import Exit
 
 
-def assignment(run: str = "run-1", task: str = "tiny") -> Assignment:
-    return Assignment(run=run, attempt=1, region="west", task=task)
+def assignment(run: str = "run-1", task: str = "tiny", region: str = "west") -> Assignment:
+    return Assignment(run=run, attempt=1, region=region, task=task)
+
+
+def member(site: str, attempt: int = 1, region: str = "west", condition: Condition = Condition.ACTIVE) -> Any:
+    reason = f"of site {site}\nand more"
+    return SimpleNamespace(site=site, attempt=attempt, region=region, condition=condition, reason=reason)
 
 
 class World:
@@ -38,6 +44,8 @@ class World:
         self.refusal: Exception | None = None
         self.goodbye: Exception | None = None
         self.attempt = 1
+        self.others: list[Any] = []
+        self.regions: dict[str, list[str]] | None = None
         world = self
 
         class Client:
@@ -68,8 +76,13 @@ class World:
             def run(self, run: str) -> Any:
                 if isinstance(world.status, Exception):
                     raise world.status
-                members = [SimpleNamespace(site="a", attempt=world.attempt)]
-                return SimpleNamespace(status=world.status, reason="as the test says", members=members)
+                return SimpleNamespace(
+                    id=run,
+                    status=world.status,
+                    reason="of the run\nand more",
+                    members=[*world.others, member("a", world.attempt, "east")],
+                    spec=SimpleNamespace(regions=world.regions),
+                )
 
             def leave(self, name: str) -> None:
                 world.happened(f"leave {name}")
@@ -212,21 +225,84 @@ def test_a_signal_before_the_registration(world: World):
 
 
 @pytest.mark.parametrize(
-    ("status", "attempt", "said"),
+    ("status", "attempt", "said", "reason"),
     [
-        (RunStatus.FAILED, 1, "run ended"),
-        (RunStatus.STOPPING, 1, "run is being stopped, ending its ranks"),
-        (RunStatus.RUNNING, 2, "another attempt takes over, ending these ranks"),
-        (RunStatus.STARTING, 2, "another attempt takes over, ending these ranks"),
-        (RunStatus.RUNNING, 1, "run goes on without this site"),
+        (RunStatus.FAILED, 1, "run ended", "of the run"),
+        (RunStatus.STOPPING, 1, "run is being stopped, ending its ranks", "of the run"),
+        (RunStatus.RUNNING, 2, "another attempt takes over, ending these ranks", "of site a"),
+        (RunStatus.STARTING, 2, "another attempt takes over, ending these ranks", "of site a"),
+        (RunStatus.RUNNING, 1, "run goes on without this site", "of site a"),
     ],
 )
-def test_the_log_says_why_ranks_end(world: World, status: RunStatus, attempt: int, said: str):
+def test_the_log_says_why_ranks_end(world: World, status: RunStatus, attempt: int, said: str, reason: str):
     world.status, world.attempt = status, attempt
     with capture_logs() as logs:
         world.serve([assignment()], [])
-    about = [(entry["event"], entry["status"]) for entry in logs if "reason" in entry]
-    assert about == [(said, status)]
+    about = [(entry["event"], entry["status"], entry["reason"]) for entry in logs if "reason" in entry]
+    assert about == [(said, status, reason)]
+
+
+def errors(logs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [dict(entry) for entry in logs if entry["log_level"] == "error"]
+
+
+def test_the_log_says_once_that_ranks_have_failed(world: World, tmp_path: Path):
+    world.ends["run-1"] = Exit(3, rank=1, detail="Traceback\nValueError: the last line\n[rank1]:[W1130 15:00] torch")
+    with capture_logs() as logs:
+        world.serve([assignment()], [assignment()], [assignment()], [], [])
+    (error,) = errors(logs)
+    assert list((tmp_path / "runs" / "run-1").glob("1-*")) == [Path(error.pop("logs"))]
+    said = {"run": "run-1", "attempt": 1, "rank": 1, "exit_code": 3, "error": "ValueError: the last line"}
+    assert error == {"event": "the ranks of a run have failed", "log_level": "error", **said}
+
+
+def test_the_log_says_what_fails_after_a_run_that_succeeded():
+    ending = Ending(Attempt(assignment(), Refusal("cannot export")), stop_at=1.0, kill_at=2.0)
+    with capture_logs() as logs:
+        assert ending.is_over(0.0)
+    assert [error["error"] for error in errors(logs)] == ["cannot export"]
+
+
+def test_ranks_that_were_told_to_end_have_not_failed(world: World):
+    with capture_logs() as logs:
+        assert world.serve([assignment()], [], []) == [*STARTED, *ENDED, "leave a"]
+    assert errors(logs) == []
+
+
+def test_the_log_says_that_ranks_were_never_started(world: World):
+    with capture_logs() as logs:
+        world.serve([assignment(task="other")], [assignment(task="other")])
+    (error,) = errors(logs)
+    assert error["logs"] is None
+    assert "does not allow task 'other'" in error["error"]
+
+
+@pytest.mark.parametrize(("regions", "warned"), [(None, True), ({"west": ["b"]}, True), ({"east": ["a"]}, False)])
+def test_a_region_that_is_neither_the_agents_nor_the_specs(world: World, regions: Any, warned: bool):
+    world.regions, world.others = regions, [member("b", region="east")]
+    with capture_logs() as logs:
+        world.serve([assignment(region="east")])
+    (warning,) = [entry for entry in logs if entry["log_level"] == "warning"] or [None]
+    assert (warning is not None) == warned
+    if warning is not None:
+        assert (warning["run"], warning["region"], warning["agent_region"]) == ("run-1", "east", "west")
+        assert "`isthmus run remove-site run-1 a`, then `isthmus run add-site run-1 a`" in warning["remedy"]
+
+
+@pytest.mark.parametrize("other", [member("b", region="west"), member("b", 1, "east", Condition.EXCLUDED)])
+def test_the_last_site_of_a_region_is_not_told_to_move(world: World, other: Any):
+    world.others = [other]
+    with capture_logs() as logs:
+        world.serve([assignment(region="east")])
+    (warning,) = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert warning["remedy"].startswith("start the agent with --region east: it is the last site there")
+
+
+def test_the_region_of_the_agent_needs_no_warning(world: World):
+    world.status = NotFoundError("run_not_found", "not asked for")
+    with capture_logs() as logs:
+        assert world.serve([assignment()]) == [*STARTED, "leave a", *STOPPED]
+    assert [entry for entry in logs if entry["log_level"] == "warning"] == []
 
 
 def test_who_could_not_say_so_has_not_left(world: World):

@@ -14,7 +14,7 @@ from pydantic_settings import CliApp
 from api.errors import IsthmusError
 from api.locks import only_process
 from site_agent import join
-from site_agent.settings import Settings
+from site_agent.settings import Settings, faults_of_settings
 from site_agent.tasks import Task, parse_task
 
 BASIC = {"name": "a", "region": "west", "task": ["tiny=python train.py"]}
@@ -126,6 +126,18 @@ def test_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_settings_that_make_no_sense(change: dict[str, object], message: str):
     with pytest.raises(ValidationError, match=message):
         Settings(**(BASIC | change))
+
+
+def test_settings_that_are_missing_are_named_as_they_are_given(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ISTHMUS_REGION", raising=False)
+    monkeypatch.delenv("ISTHMUS_TASK", raising=False)
+    with pytest.raises(ValidationError) as caught:
+        CliApp.run(Settings, cli_args=["--name", "a", "--ranks", "0"])
+    assert faults_of_settings(caught.value) == [
+        "--region is missing: give it, or set ISTHMUS_REGION",
+        "--task is missing: give it, or set ISTHMUS_TASK",
+        "ranks: Input should be greater than or equal to 1",
+    ]
 
 
 def test_join_token_from_a_file(tmp_path: Path):
