@@ -14,6 +14,8 @@ from tests.faults.traps import Point, Victim
 
 EVERY = 2
 PACE_S = 0.3
+SEGMENTS = 8
+"""Steps that are several segments, if Redis keeps two entries."""
 VICTIMS = pytest.mark.parametrize("victim", ["coordinator", "redis", "site"])
 
 
@@ -88,7 +90,10 @@ def snapshot_taken(run: GatedRun, number: int) -> None:
     assert run.parameters(manifest) == run.said()["west"][manifest.step]
 
 
-def next_snapshot(run: GatedRun, point: Point) -> None:
+def next_snapshot(run: GatedRun, point: Point, after: int = 0) -> None:
+    """So many steps after the last one, until the kill."""
+    run.let(run.reached + after)
+    run.until(run.settled, f"step {run.reached}")
     run.client.request_snapshot(run.id)
     run.let(run.reached + 2)
     steps_until(run, lambda: run.stage.traps.sprung, f"a kill when: {point.name}")
@@ -126,7 +131,7 @@ def test_snapshots_survive_a_kill_while_what_is_old_is_removed(victim: Victim) -
         snapshot_taken(run, 1)
         manifests = [run.client.snapshots(run.id).items[-1].manifest]
         for number, point in enumerate(OF_REMOVAL, 2):
-            run.strike(point, victim, "a", partial(next_snapshot, run, point))
+            run.strike(point, victim, "a", partial(next_snapshot, run, point, after=SEGMENTS))
             snapshot_taken(run, number)
             manifests.append(run.client.snapshots(run.id).items[-1].manifest)
         run.end()
