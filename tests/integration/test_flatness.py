@@ -21,7 +21,7 @@ WARM_UP, ROUNDS, RETURNS = 100, 500, 2
 """Rounds that fail, and returns of a site after each of them."""
 GROWTH = 1.05
 ENDLESS = RoundsSpec(deadline_s=0.1, late_rounds=10**6, restarts=10**6)
-LOG = {"headers", "steps", "messages", "packed", "segments", "segment-steps", "garbage"}
+LOG = {"headers", "steps", "messages", "packed", "segments", "segment-steps", "garbage", "blobs"}
 
 
 class Truant:
