@@ -57,7 +57,7 @@ def test_a_run_resumes_after_everything_was_stopped(
     new_coordinator: Callable[..., LiveCoordinator], tmp_path: Path
 ) -> None:
     """With 3, then 2, then 4 sites; those that come back enter the log at a snapshot, what was before is trimmed."""
-    run, step = "", 0
+    run = ""
     for herd in HERDS:
         agents = Agents(new_coordinator(*OPTIONS), tmp_path)
         for site in herd:
@@ -66,8 +66,7 @@ def test_a_run_resumes_after_everything_was_stopped(
             spec = {"steps": 10**6, "snapshots": {"every": 4, "keep": 2}}
             run = agents.run("linear", list(herd), tmp_path, {"size": [40, 30]}, **spec).id
         grazes(agents, run, herd)
-        snapshot = snapshot_after(agents, run, step)
-        step = agents.client.run(run).step
+        snapshot = snapshot_after(agents, run, agents.client.run(run).step)
         if herd is not HERDS[-1]:
             stop_everything(agents)
     agents.client.pause_run(run)
