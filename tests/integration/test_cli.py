@@ -92,7 +92,7 @@ def test_tokens(isthmus):
         (("site", "remove", "nowhere"), {}, "there is no site 'nowhere'"),
         (("run", "start", "."), {}, "'.' is neither a run's id nor a name"),
         (("run", "start", "/dev/null"), {}, "there is no file and no run /dev/null: `isthmus run list` shows"),
-        (("run", "add-site", "nope", "a/b"), {}, "'a/b' is neither a run's id nor a name: it has a slash"),
+        (("run", "remove-site", "nope", "a/b"), {}, "'a/b' is neither a run's id nor a name: it has a slash"),
         (("run", "delete", ".."), {}, "'..' is neither a run's id nor a name"),
         (("run", "pause", "nope"), {}, "there is no run 'nope'"),
         (("run", "resume", "nope"), {}, "there is no run 'nope'"),
