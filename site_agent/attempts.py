@@ -97,9 +97,9 @@ def why_not_wanted(run: Run, of: Assignment, site: str) -> tuple[str, str]:
 def how_to_move(run: Run, site: str, region: str) -> str:
     """What an operator may do about a site that is in this region of a run and was to be in another.
 
-    A run that loses the last site of a region may be over.
+    A run that began with a region does not let its last site go.
     """
     there = {one.site for one in run.members if one.region == region and one.condition is not Condition.EXCLUDED}
     if there <= {site}:
-        return f"start the agent with --region {region}: it is the last site there, and without it the run may fail"
+        return f"start the agent with --region {region}: it is the last site there, which may have to stay"
     return f"`isthmus run remove-site {run.id} {site}`, then `isthmus run add-site {run.id} {site}`, moves it"

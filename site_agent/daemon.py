@@ -196,6 +196,7 @@ class Daemon:
                 assignment,
                 Refusal(f"task {task.name!r} cannot start: there is no program {task.command[0]!r} at this site"),
             )
+        self._warn_of_another_region(assignment)
         secret = secrets.token_urlsafe(32)
         seat = Seat(attempt=assignment.attempt, secret=secret, version=self._settings.versions()[task.name])
         try:
@@ -204,7 +205,6 @@ class Daemon:
             if error.code == "other_version":
                 return Attempt(assignment, Refusal(str(error)))
             raise
-        self._warn_of_another_region(assignment)
         runs = self._directory / "runs" / assignment.run
         runs.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{assignment.attempt}-", dir=runs))
