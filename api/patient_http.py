@@ -5,10 +5,11 @@ was changed on its way, either way, is tried again with the same bytes, no soone
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import stamina
@@ -24,12 +25,14 @@ from api.errors import (
     error_from_problem,
 )
 from api.payload import MEDIA_TYPE
-from api.tls import certificate_fault, is_loopback, is_no_tls, trusted
+from api.tls import certificate_fault, is_no_tls
 from api.transfers import blocks
+from api.transport import transport_to
 
 __all__ = ["PatientHttp", "Waiting"]
 
 _TRY_AGAIN = frozenset({408, 429, 502, 503, 504, 507})
+_TIMEOUT = {"timeout": httpx.Timeout(30.0, read=90.0).as_dict()}
 _LONGEST_S = 60.0
 """Of what a Retry-After may ask for."""
 
@@ -78,19 +81,11 @@ class PatientHttp:
         self.url = url.rstrip("/")
         self.patience = patience
         self._waiting = waiting
-        self._http = httpx.Client(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=httpx.Timeout(30.0, read=90.0),
-            limits=httpx.Limits(max_connections=8, keepalive_expiry=4.0),
-            transport=transport,
-            verify=trusted(ca_file),
-            trust_env=not is_loopback(self.url),
-            follow_redirects=False,
-        )
+        self._headers = {"User-Agent": "isthmus"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._transport = transport or transport_to(self.url, ca_file)
 
     def close(self) -> None:
-        self._http.close()
+        self._transport.close()
 
     def send(
         self,
@@ -120,11 +115,12 @@ class PatientHttp:
         if body is not None:
             sent["Content-Length"] = str(len(body))
             sent[FIELD] = content_digest(body)
-        query = {name: value for name, value in (params or {}).items() if value is not None}
+        query = urlencode({name: value for name, value in (params or {}).items() if value is not None})
+        target = f"{path}?{query}" if query else path
 
         def once() -> httpx.Response:
-            content = blocks(body) if body is not None else None
-            response = self._http.request(method, path, content=content, params=query, headers=sent)
+            with closing(self._exchange(method, target, sent, blocks(body) if body is not None else None)) as response:
+                response.read()
             return response if response.status_code in fine else self._checked(response)
 
         return self._patiently(once, resend)
@@ -133,7 +129,7 @@ class PatientHttp:
         """As `send` of a GET, but the body of the answer is still to be read."""
 
         def once() -> httpx.Response:
-            response = self._http.send(self._http.build_request("GET", path, headers=dict(headers)), stream=True)
+            response = self._exchange("GET", path, headers)
             if response.is_success:
                 return response
             with closing(response):
@@ -141,6 +137,21 @@ class PatientHttp:
             return self._checked(response)
 
         return self._patiently(once)
+
+    def _exchange(
+        self, method: str, target: str, headers: Mapping[str, str], content: Iterator[bytes] | None = None
+    ) -> httpx.Response:
+        """An answer whose body is still to be read.
+
+        Straight by the transport: what `httpx.Client` adds, redirects, cookies and more, is not wanted here, and takes
+        as much time as the rest of a round's request.
+        """
+        request = httpx.Request(
+            method, self.url + target, headers={**self._headers, **headers}, content=content, extensions=_TIMEOUT
+        )
+        response = self._transport.handle_request(request)
+        response.request = request
+        return response
 
     def _patiently(self, once: Callable[[], httpx.Response], resend: bool = True) -> httpx.Response:
         on = _again if resend else _again_if_refused

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
 import numpy as np
 import structlog
 import torch
@@ -23,7 +22,7 @@ from api.client import CoordinatorClient
 from api.errors import GoneError, IsthmusError, ProblemError
 from api.schemas import FinalReport, JoinReply, JoinRequest, StartUpload
 from api.specs import RunSpec
-from api.tls import trusted
+from api.transport import transport_to
 from site_agent.buffers import buffer_bytes, save_buffers
 from site_agent.catch_up import CatchUp
 from site_agent.counting import CountingTransport, counted_as_outer
@@ -61,7 +60,7 @@ def join() -> Iterator["Site"]:
     session, place = load_session()
     with Stop() as stop:
         ranks = LocalRanks(place)
-        transport = CountingTransport(httpx.HTTPTransport(verify=trusted(session.ca_file)))
+        transport = CountingTransport(transport_to(session.coordinator, session.ca_file))
         client = _client(session, transport) if ranks.rank == 0 else None
         site = Site(session, ranks, client, transport, stop)
         try:

@@ -26,6 +26,7 @@ from api.client import CoordinatorClient
 from api.message import PROTOCOL_VERSION
 from api.payload import decode_message, digest_json, encode_message
 from api.schemas import ContributionHeader, JoinRequest, Position, Seat, SiteRegistration, StartUpload
+from api.transport import transport_to
 from site_agent.bench.ours import made_up
 from site_agent.bench.rounds.cases import OPTIMIZER, layout_of
 from site_agent.bench.rounds.relay import exchange
@@ -76,17 +77,20 @@ def registration(secret: str) -> SiteRegistration:
     return SiteRegistration(protocol_version=PROTOCOL_VERSION, secret=secret, region=REGION, tasks=[TASK])
 
 
-class _Noting(httpx.HTTPTransport):
+class _Noting(httpx.BaseTransport):
     """The network, and what the last answer's Server-Timing said."""
 
-    def __init__(self) -> None:
-        super().__init__(trust_env=False, limits=httpx.Limits(max_connections=8, keepalive_expiry=4.0))
+    def __init__(self, url: str) -> None:
+        self._transport = transport_to(url)
         self.timing = ""
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response = super().handle_request(request)
+        response = self._transport.handle_request(request)
         self.timing = response.headers.get("server-timing", "")
         return response
+
+    def close(self) -> None:
+        self._transport.close()
 
 
 class _Site:
@@ -102,7 +106,7 @@ class _Site:
             for chunks in cut(layout, OPTIMIZER.k, OPTIMIZER.codec, OPTIMIZER.indices)
         ]
         self._layout = layout
-        self._transport = _Noting()
+        self._transport = _Noting(place.url)
         self._client = CoordinatorClient(
             place.url, secret_of("ranks", place.run, place.number), transport=self._transport
         )
