@@ -130,7 +130,7 @@ def _sent_chunks(
     indices, values, some = sent.indices, sent.values, scales > 0
     if not some.all():
         rows, indices, values, scales = rows[some], indices[some], values[some], scales[some]
-    return SentChunks(rows, indices, values, scales), np.frexp(scales)[1] + bits
+    return SentChunks(rows, indices, values, scales, signs=update.codec == "sign"), np.frexp(scales)[1] + bits
 
 
 def _finish(

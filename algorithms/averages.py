@@ -43,6 +43,8 @@ class SentChunks:
     """(m, k) sent integers q."""
     scales: NDArray[np.float64]
     """(m,) in units of `2^(E-22)` of the chunk: `rint(values * scales)` are the integers."""
+    signs: bool
+    """Whether all values are 1 or -1, so that the integers are `values * rint(scales)`."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,10 @@ def _sorted_keys(sites: Sequence[SentChunks], rows: range, elements: int, width:
     halves = _halves(keys)
     column = 0
     for site, part in zip(sites, parts, strict=True):
-        integers = site.values[part] * site.scales[part, None]
-        np.rint(integers, out=integers)
+        if site.signs:
+            integers = site.values[part] * np.rint(site.scales[part, None]).astype(np.int32)
+        else:
+            integers = np.rint(site.values[part] * site.scales[part, None])
         integers += BIAS
         mine = slice(None) if len(integers) == len(rows) else site.rows[part] - rows.start
         columns = slice(column, column + integers.shape[1])

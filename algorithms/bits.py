@@ -35,6 +35,8 @@ def pack_bits(values: NDArray[np.integer] | NDArray[np.bool_], width: int) -> ND
     """
     _check_width(width)
     flat = values.reshape(-1)
+    if width == 1:
+        return np.packbits(flat if flat.dtype == np.bool_ else flat & 1, bitorder="little")
     packed = np.empty((-(-flat.size // 8), width), np.uint8)
     for start in range(0, len(packed), TILE_GROUPS):
         _pack_tile(flat[8 * start : 8 * (start + TILE_GROUPS)], packed[start : start + TILE_GROUPS])
@@ -63,6 +65,8 @@ def unpack_bits(data: NDArray[np.uint8], width: int, count: int) -> NDArray[np.u
     """
     _check_width(width)
     check_packed(data, width, count)
+    if width == 1:
+        return np.unpackbits(data, count=count, bitorder="little")
     values = np.empty((-(-count // 8), 8), np.uint8 if width <= 8 else np.uint16)
     for start in range(0, len(values), TILE_GROUPS):
         _unpack_tile(data[start * width : (start + TILE_GROUPS) * width], width, values[start : start + TILE_GROUPS])

@@ -119,10 +119,13 @@ def merge(shards: Sequence[SparseUpdate]) -> SparseUpdate:
 
 
 def restrict(update: SparseUpdate, chunks: range) -> SparseUpdate:
-    """The chunks of a contribution that lie in the range; copies, so that the rest of it can be forgotten."""
+    """The chunks of a contribution that lie in the range; copies, unless all do: so the rest of it can be forgotten."""
     shapes = {}
     for shape, sent in update.shapes.items():
         part = slice(*np.searchsorted(sent.chunks, (chunks.start, chunks.stop)))
+        if part == slice(0, sent.chunks.size):
+            shapes[shape] = sent
+            continue
         shapes[shape] = Coefficients(
             chunks=sent.chunks[part].copy(),
             indices=sent.indices[part].copy(),
