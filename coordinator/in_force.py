@@ -25,6 +25,8 @@ def with_changes(spec: RunSpec, changes: Iterable[Change]) -> InForce:
 def optimizer_at(state: RunState, region: str, step: int) -> OptimizerSpec:
     """As far as the region's log says so: what is not in it yet its sites cannot follow."""
     told = state.changes[: state.regions[region].changes]
+    if not told:
+        return state.spec.optimizer
     settings = with_changes(state.spec, (change for change in told if change.from_step <= step))
     return state.spec.optimizer.model_copy(update={"lr": settings.lr, "k": settings.k})
 
