@@ -87,7 +87,8 @@ def create_app(service: Service, rates: Rates) -> FastAPI:
     app.add_middleware(Authentication, service=service, rates=rates)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(ContentDigests)
-    app.include_router(round_routes.v1, prefix="/v1")  # first: routes are tried in turn, and these are asked for most
+    app.include_router(round_routes.direct, prefix="/v1")  # first: routes are tried in turn, and this is asked for most
+    app.include_router(round_routes.v1, prefix="/v1")
     app.include_router(routes.public)
     app.include_router(routes.v1, prefix="/v1")
     app.include_router(blob_routes.v1, prefix="/v1")

@@ -3,28 +3,23 @@
 import time
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 
 from api import schemas
+from api.authentication import principal_of
 from api.content_digest import FIELD, content_digest_of
 from api.errors import UnsupportedMediaError
 from api.payload import MEDIA_TYPE
-from api.permissions import GuardedRoute, allowed
+from api.permissions import DirectRoute, GuardedRoute, allowed
 from api.routes import MAX_WAIT_S, Caller, Coordinator, Name, Number, RunId, Wait, attempt_of
-from api.service import Answer, Place
+from api.service import Answer, Place, Service
 
-__all__ = ["v1"]
+__all__ = ["direct", "v1"]
 
+direct = APIRouter(route_class=DirectRoute)
 v1 = APIRouter(route_class=GuardedRoute)
 
 RoundStep = Annotated[int, Path(ge=1, le=2**48)]
-
-
-async def _place(run: RunId, region: Name, step: RoundStep, site: Name, caller: Caller) -> Place:
-    return Place(run, region, step, site, attempt_of(caller))
-
-
-AnswersPlace = Annotated[Place, Depends(_place)]
 
 
 def _answer(answer: Answer, waiting_status: Literal[202, 204]) -> Response:
@@ -42,16 +37,18 @@ def _answer(answer: Answer, waiting_status: Literal[202, 204]) -> Response:
     return Response(answer.waiting_for.encode(), status_code=202, media_type="text/plain", headers=headers)
 
 
-@v1.put("/runs/{run}/regions/{region}/steps/{step}/contributions/{site}/parts/{part}")
+@direct.put("/runs/{run}/regions/{region}/steps/{step}/contributions/{site}/parts/{part}")
 @allowed("ranks")
 async def contribute(
-    place: AnswersPlace, part: Number, request: Request, service: Coordinator, wait: Wait = 0
+    request: Request, run: RunId, region: Name, step: RoundStep, site: Name, part: Number, wait: Wait = 0
 ) -> Response:
     if request.headers.get("content-type") != MEDIA_TYPE:
         raise UnsupportedMediaError("media_type", f"a contribution is {MEDIA_TYPE}; set Content-Type to that")
     started = time.perf_counter()
     body = await request.body()
     receive = (time.perf_counter() - started) * 1e3
+    service: Service = request.app.state.service
+    place = Place(run, region, step, site, attempt_of(principal_of(request)))
     answer = await service.contribute(place, part, body, min(wait, MAX_WAIT_S))
     return _answer(answer.timed(receive=receive), 202)
 
@@ -59,8 +56,16 @@ async def contribute(
 @v1.put("/runs/{run}/regions/{region}/steps/{step}/abstentions/{site}")
 @allowed("ranks")
 async def abstain(
-    place: AnswersPlace, abstention: schemas.Abstention, service: Coordinator, wait: Wait = 0
+    run: RunId,
+    region: Name,
+    step: RoundStep,
+    site: Name,
+    abstention: schemas.Abstention,
+    service: Coordinator,
+    caller: Caller,
+    wait: Wait = 0,
 ) -> Response:
+    place = Place(run, region, step, site, attempt_of(caller))
     return _answer(await service.abstain(place, abstention, min(wait, MAX_WAIT_S)), 202)
 
 
