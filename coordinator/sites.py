@@ -94,6 +94,7 @@ class Sites:
         if runs:
             raise ConflictError("site_in_use", f"site {name} is a member of {', '.join(runs)}; stop that first")
         await self._store.sites.remove(record, await self._seats(name))
+        self._store.tokens.forget()
 
     async def _seats(self, name: str) -> list[str]:
         """Hashes of the tokens of the site's ranks in all runs: those of runs that have ended are good for a while."""

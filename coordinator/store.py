@@ -242,6 +242,7 @@ class Store:
     def forget(self, run: str) -> None:
         """Another process has changed it."""
         self._states.pop(run, None)
+        self.tokens.forget()
 
     async def load(self, run: str) -> Versioned:
         """The run's state; read and parsed only if it is not the one that was seen last."""
@@ -325,12 +326,15 @@ class Store:
             return False
         if self.seen(state.id) in (before, None):  # or else somebody has read a newer one meanwhile
             self._see(committed)
+        if not tokens >= _tokens(before.state):
+            self.tokens.forget()
         await self.arrivals.drop(_closed_arrivals(before.state, state))
         return True
 
     async def delete_run(self, run: Versioned) -> bool:
         """Unless somebody has changed it."""
         state = run.state
+        self.tokens.forget()
         series = await self._redis.smembers(f"metrics:{state.id}")
         keys = [_run(state.id), f"outer-rounds:{state.id}", f"metrics:{state.id}", *(key.decode() for key in series)]
         keys += _tokens(state)

@@ -13,9 +13,10 @@ import redis
 
 from api.schemas import StoredPoint
 from api.specs import RunSpec
-from coordinator.records import RunState
+from coordinator.records import Member, RunState
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.store import Store
+from coordinator.tokens import token_key
 from coordinator.transitions import Transition
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -181,3 +182,52 @@ def test_leases_outlive_an_outage_of_the_coordinator(use, url):
         return (await store.sites.leases())["a"] - later
 
     assert timedelta(seconds=2) < use(body) <= timedelta(seconds=15)
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("scope", "again"), [("ranks", True), ("site", False)])
+def test_tokens_of_ranks_are_believed_for_a_moment_and_no_others(use, url, scope, again):
+    principal = {"scope": scope, "site": "paris"}
+
+    async def body(store: Store) -> None:
+        await store.tokens.claim("hash", principal)
+        assert await store.tokens.principal("hash") == principal
+        with redis.Redis.from_url(url) as client:
+            client.delete(token_key("hash"))
+        assert await store.tokens.principal("hash") == (principal if again else None)
+        store.forget("run")  # as for a commit of another process
+        assert await store.tokens.principal("hash") is None
+
+    use(body)
+
+
+def test_tokens_of_ranks_are_looked_up_again(use, url, monkeypatch):
+    monkeypatch.setattr("coordinator.tokens._BELIEVED_S", 0.0)
+
+    async def body(store: Store) -> None:
+        await store.tokens.claim("hash", {"scope": "ranks"})
+        assert await store.tokens.principal("hash") is not None
+        with redis.Redis.from_url(url) as client:
+            client.delete(token_key("hash"))
+        assert await store.tokens.principal("hash") is None
+
+    use(body)
+
+
+def test_a_commit_that_takes_a_token_away_is_known_at_once(use):
+    """As of a seat that is taken again: the ranks before are refused from then on."""
+
+    async def body(store: Store) -> None:
+        member = Member(site="paris", region="west", since=NOW, seat="hash")
+        before = STATE.model_copy(update={"members": {"paris": member}})
+        await store.tokens.claim("hash", {"scope": "ranks"})
+        await store.create_run(before)
+        found = await store.load(STATE.id)
+        assert await store.tokens.principal("hash") is not None
+        members = {"paris": member.model_copy(update={"seat": None})}
+        assert await store.commit(found, Transition(before.model_copy(update={"members": members})))
+        assert await store.tokens.principal("hash") is None
+
+    use(body)
