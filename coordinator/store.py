@@ -16,7 +16,7 @@ from typing import Any
 import redis.asyncio
 import structlog
 from pydantic import ValidationError
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError
 
 from api import schemas
 from api.errors import NotFoundError, ProblemError, StorageFullError, UnavailableError
@@ -48,14 +48,16 @@ _CLOCK_S = 1.0
 LEAST_OUTAGE_S = 1.0
 """A shorter gap between two ticks is no outage, however short the interval: only a machine that is busy."""
 
-# KEYS: the run, and payloads; ARGV: expected version, new version, new state, operations as JSON, the payloads' bytes.
+# KEYS: the run, and payloads that are to be there; ARGV: expected version, new version, new state, operations as JSON.
 # Answers 1, or 0 for a lost race. A server that is full refuses the first write of a script, and no later one, but
 # never DEL: so what takes no room of its own is committed there, such as a pause.
 _COMMIT = """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
+for number = 2, #KEYS do
+  if redis.call('EXISTS', KEYS[number]) == 0 then return redis.error_reply('ERR a payload is missing') end
+end
 if #KEYS == 1 then redis.call('DEL', 'nothing') end
 redis.call('HSET', KEYS[1], 'version', ARGV[2], 'state', ARGV[3])
-for number = 2, #KEYS do redis.call('SET', KEYS[number], ARGV[number + 3]) end
 for _, operation in ipairs(cjson.decode(ARGV[4])) do redis.call(unpack(operation)) end
 return 1
 """
@@ -293,7 +295,7 @@ class Store:
 
         Args:
             messages: digests of an entry's messages, by seq.
-            payloads: by digest, what the new state or an entry refers to and is not stored yet.
+            payloads: by digest, what is not stored yet; what neither the new state nor an entry refers to never is.
         """
         state = after.state
         operations: list[list[Any]] = []
@@ -316,13 +318,10 @@ class Store:
             operations.append(["RPUSH", f"outer-rounds:{state.id}", after.outer_round.model_dump_json()])
         operations.append(self._news.publication(state.id, agents=concern_agents(before.state, state)))
         committed = before.next(state)
+        needed = sent.union(*(messages or {}).values())
+        bodies = {payload_key(state.id, digest): body for digest, body in (payloads or {}).items() if digest in needed}
         texts = (before.version, committed.version, state.model_dump_json(), json.dumps(operations))
-        arguments: list[str | bytes] = list(texts)
-        keys = [_run(state.id)]
-        for digest, body in (payloads or {}).items():
-            keys.append(payload_key(state.id, digest))
-            arguments.append(body)
-        if not await self._commit(keys=keys, args=arguments):
+        if not await self._committed([_run(state.id), *bodies], texts, bodies):
             return False
         if self.seen(state.id) in (before, None):  # or else somebody has read a newer one meanwhile
             self._see(committed)
@@ -330,6 +329,18 @@ class Store:
             self.tokens.forget()
         await self.arrivals.drop(_closed_arrivals(before.state, state))
         return True
+
+    async def _committed(self, keys: Sequence[str], texts: Sequence[str], bodies: Mapping[str, bytes]) -> bool:
+        """Payloads go along, but not through the script, which would copy and hash them (A5)."""
+        pipe = self._redis.pipeline(transaction=False)
+        for name, body in bodies.items():
+            pipe.set(name, body, nx=True, ex=_ORPHAN_S)
+        pipe.evalsha(self._commit.sha, len(keys), *keys, *texts)
+        try:
+            return bool((await pipe.execute())[-1])
+        except NoScriptError:
+            await self._redis.script_load(_COMMIT)
+            return await self._committed(keys, texts, bodies)
 
     async def delete_run(self, run: Versioned) -> bool:
         """Unless somebody has changed it."""
