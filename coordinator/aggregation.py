@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from algorithms.codec import digest_arrays
 from algorithms.layout import ParameterLayout
+from algorithms.traffic import contribution_bytes
 from algorithms.updates import SparseUpdate
 from api.payload import decode_message, encode_message
 from api.schemas import Position
@@ -21,16 +22,28 @@ from api.specs import OptimizerSpec
 from coordinator.entries import Header, position_after, step_header
 from coordinator.events import Aggregated
 from coordinator.in_force import optimizer_at
-from coordinator.logs import Logs
+from coordinator.in_place import in_place
+from coordinator.logs import IN_COMMIT, Logs
 from coordinator.recent import Recent
 from coordinator.records import RunState, Sent
 from coordinator.rounds import aggregate_part, norms_of, parts_of
 from coordinator.store import Store
 
-__all__ = ["Inputs", "LostContributionError", "Made", "Spool", "aggregate_round", "close_round", "inputs_of"]
+__all__ = [
+    "Inputs",
+    "LostContributionError",
+    "Made",
+    "Spool",
+    "aggregate_round",
+    "close_round",
+    "inputs_of",
+    "is_small",
+]
 
 _IN_MEMORY = 16 << 20
 """Bytes of an update that wait in memory for its header; more of them wait in a file."""
+_SMALL = 512 << 10
+"""Bytes of all contributions to a round that is aggregated within some ms."""
 
 Arrays = dict[str, NDArray[Any]]
 Part = dict[str, SparseUpdate | bytes]
@@ -76,6 +89,13 @@ def inputs_of(state: RunState, region: str, step: int, sent: Mapping[str, Sent])
     return Inputs(state.id, sent, optimizer_at(state, region, step), state.spec.part_bytes)
 
 
+def is_small(inputs: Inputs, layout: ParameterLayout) -> bool:
+    """Whether the round is aggregated in place."""
+    optimizer = inputs.optimizer
+    one = contribution_bytes(layout, optimizer.k, optimizer.codec, optimizer.indices)
+    return len(inputs.sent) * one <= _SMALL
+
+
 async def aggregate_round(inputs: Inputs, layout: ParameterLayout, store: Store, recent: Recent) -> "Spool":
     """The arrays of the update, part by part; whoever gets them closes them.
 
@@ -86,6 +106,7 @@ async def aggregate_round(inputs: Inputs, layout: ParameterLayout, store: Store,
     halvings = {site: norm.halvings for site, norm in norms_of(sent, optimizer).items()}
     tokens = {site: one.tokens for site, one in sent.items()}
     spool = Spool()
+    run_it = in_place if is_small(inputs, layout) else asyncio.to_thread
     try:
         for number, chunks in enumerate(parts_of(layout, optimizer, inputs.part_bytes)):
             part = await _part(inputs.run, sent, number, store, recent)
@@ -93,7 +114,7 @@ async def aggregate_round(inputs: Inputs, layout: ParameterLayout, store: Store,
             def work(part: Part = part, chunks: range = chunks) -> None:
                 spool.append(aggregate_part(part, tokens, layout, optimizer, chunks, halvings))
 
-            await asyncio.to_thread(work)
+            await run_it(work)
     except BaseException:
         spool.close()
         raise
@@ -106,9 +127,10 @@ async def close_round(state: RunState, name: str, spool: "Spool", logs: Logs) ->
     assert region.round is not None
     norms = norms_of(region.round.contributions, optimizer_at(state, name, region.round.step))
     header = step_header(state, region, tuple(spool.digests), norms)
+    run_it = in_place if spool.size <= IN_COMMIT else asyncio.to_thread
     first, digests, payloads = b"", list[str](), dict[str, bytes]()
     for number in range(len(spool.digests)):
-        message = await asyncio.to_thread(spool.message, number, header)
+        message = await run_it(spool.message, number, header)
         first = first or message
         if len(spool.digests) == 1:
             digest, payloads = await logs.kept_or_carried(state.id, message)
@@ -139,7 +161,7 @@ class Spool:
 
     def __init__(self) -> None:
         self.digests: list[str] = []
-        self._room = _IN_MEMORY
+        self.size = 0
         self._held: list[Arrays | range] = []
         self._file: IO[bytes] | None = None
 
@@ -149,8 +171,8 @@ class Spool:
 
     def append(self, arrays: Arrays) -> None:
         self.digests.append(digest_arrays(arrays))
-        self._room -= sum(array.nbytes for array in arrays.values())
-        if self._room >= 0:
+        self.size += sum(array.nbytes for array in arrays.values())
+        if self.size <= _IN_MEMORY:
             self._held.append(arrays)
             return
         if self._file is None:

@@ -4,10 +4,9 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
 
 from algorithms.outliers import squares
 from api.errors import ConflictError, InvalidError, ProblemError
@@ -18,6 +17,7 @@ from coordinator.arrivals import Arrival, Part
 from coordinator.engine import Engine
 from coordinator.events import Contributed, PartSent, Refused
 from coordinator.in_force import optimizer_at
+from coordinator.in_place import in_place
 from coordinator.layouts import Layouts
 from coordinator.pressure import Pressure
 from coordinator.recent import Recent, bytes_of
@@ -32,10 +32,6 @@ SMALL = 1 << 18
 """Bytes of a part that is read within a millisecond, sooner than a thread is asked, and stored as quickly."""
 _REASON = 500
 """Characters of the reason for which a contribution was refused."""
-
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class Contributions:
         layout, optimizer = await self._layouts.of(state), optimizer_at(state, region, step)
         parts = await self.parts(state, region, step)
         started = time.perf_counter()
-        run_it = _in_place if len(body) <= SMALL else asyncio.to_thread
+        run_it = in_place if len(body) <= SMALL else asyncio.to_thread
         header, arrays = await run_it(read_header, body)
         _same_place(header, run=state.id, region=region, step=step, site=site, part=part)
         require_known_settings(state.regions[region], step, site, header.position)
@@ -128,7 +124,3 @@ def _same_place(header: ContributionHeader, **place: str | int) -> None:
     named = {name: getattr(header, name) for name in place}
     if named != place:
         raise InvalidError("other_place", f"the contribution's header says {named}, its URL {place}")
-
-
-async def _in_place(work: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
-    return work(*arguments, **options)
