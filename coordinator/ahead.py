@@ -1,11 +1,14 @@
-"""Rounds that are aggregated while their last contributions are being committed: a cache, and nothing relies on it."""
+"""What this process knows of rounds before it is committed: who has answered, and what the update will be.
+
+Nothing relies on it: it saves time, and commits.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from coordinator.aggregation import Inputs, LostContributionError, Spool, inputs_of
-from coordinator.events import Contributed
+from coordinator.events import Answer, Contributed
 from coordinator.records import RunState, Sent
 
 __all__ = ["Ahead"]
@@ -17,20 +20,25 @@ _KEPT = 32
 @dataclass
 class _Round:
     step: int
+    answered: set[str] = field(default_factory=set)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
     sent: dict[str, Sent] = field(default_factory=dict)
     inputs: Inputs | None = None
     task: "asyncio.Task[Spool] | None" = None
 
 
 class Ahead:
-    """Knows of the newest round of each region the contributions that this process has validated."""
+    """Knows of the newest round of each region the answers that this process has validated."""
 
     def __init__(self, aggregate: Callable[[RunState, Inputs], Awaitable[Spool]]) -> None:
         self._aggregate = aggregate
         self._rounds: dict[tuple[str, str], _Round] = {}
 
-    def arrived(self, state: RunState, event: Contributed) -> None:
-        """A contribution that is valid; with the last one that is waited for the arithmetic begins."""
+    def arrived(self, state: RunState, event: Answer) -> asyncio.Event | None:
+        """An answer that is valid. With the last contribution that is waited for the arithmetic begins.
+
+        What this returns is set once every live site has answered; None: the round is not the newest.
+        """
         key = (state.id, event.region)
         known = self._rounds.get(key)
         if known is None or known.step < event.step:
@@ -38,15 +46,19 @@ class Ahead:
             known = self._rounds[key] = _Round(event.step)
             if len(self._rounds) > _KEPT:
                 self.drop(*next(iter(self._rounds)))
-        if known.step > event.step or known.task is not None:
-            return
-        known.sent[event.site] = event.sent
-        round_ = state.regions[event.region].round
-        if round_ is not None and round_.step == event.step:
-            known.sent |= round_.contributions
-        if known.sent.keys() == set(state.live(event.region)):
-            known.inputs = inputs_of(state, event.region, event.step, known.sent)
-            known.task = asyncio.create_task(self._made(state, known.inputs))
+        if known.step > event.step:
+            return None
+        live, round_ = set(state.live(event.region)), state.regions[event.region].round
+        before = round_ if round_ is not None and round_.step == event.step else None
+        known.answered.add(event.site)
+        if known.answered.union(before.answered if before else ()) >= live:
+            known.complete.set()
+        if isinstance(event, Contributed) and known.task is None:
+            known.sent |= (before.contributions if before else {}) | {event.site: event.sent}
+            if known.sent.keys() == live:
+                known.inputs = inputs_of(state, event.region, event.step, known.sent)
+                known.task = asyncio.create_task(self._made(state, known.inputs))
+        return known.complete
 
     async def take(self, region: str, inputs: Inputs) -> Spool | None:
         """What was made of exactly these; nothing if that was not begun, or could not be made."""
@@ -62,7 +74,10 @@ class Ahead:
     def drop(self, run: str, region: str) -> None:
         """What is known of the round is of no use any more."""
         known = self._rounds.pop((run, region), None)
-        if known is not None and known.task is not None:
+        if known is None:
+            return
+        known.complete.set()
+        if known.task is not None:
             known.task.cancel()
             known.task.add_done_callback(_discard)
 

@@ -7,7 +7,7 @@ together: a round of many sites takes few commits, and none of them loses a race
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -34,12 +34,14 @@ class Change:
 
     Attributes:
         messages: digests of the messages of an entry that the event appends, by its seq.
-        payloads: by digest, what is to be stored because the new state refers to it.
+        payloads: by digest, what is to be stored because the new state refers to it, if it does.
+        committed: told the new state, before whoever waits for it.
     """
 
     event: Event
     messages: Messages = field(default_factory=dict)
     payloads: Payloads = field(default_factory=dict)
+    committed: Callable[[RunState], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +51,20 @@ class _Asked:
 
 
 class Commits:
-    """`committed` is told the states before and after, once whoever has asked has been answered."""
+    """Args:
+    committed: is told the states before and after, once whoever has asked has been answered.
+    following: of a state before and the one after some changes, further ones that are to be committed with them.
+    """
 
-    def __init__(self, store: Store, committed: Callable[[RunState, RunState], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        committed: Callable[[RunState, RunState], None],
+        following: Callable[[RunState, RunState, Sequence[Change]], Awaitable[Sequence[Change]]],
+    ) -> None:
         self._store = store
         self._committed = committed
+        self._following = following
         self._asked: dict[str, deque[_Asked]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -89,12 +100,19 @@ class Commits:
         while True:
             if before is None:
                 before, newest = await self._store.load(run), True
-            done, refusals = _applied(before.state, together, await self._store.now())
+            now = await self._store.now()
+            done, refusals = _applied(before.state, together, now)
             taken = [asked.change for asked in together if asked not in refusals]
+            for change in await self._following(before.state, done.state, taken):
+                done = done.then(transition(done.state, change.event, now))
+                taken.append(change)
             changed = done.state != before.state
             if await self._stored(before, done, taken) if changed else newest:
                 break
             before = None
+        for change in taken:
+            if change.committed is not None:
+                change.committed(done.state)
         for asked in together:
             if asked in refusals:
                 _refuse(asked, refusals[asked])

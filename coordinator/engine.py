@@ -5,9 +5,8 @@ so that a wake-up that is lost costs a second and nothing more.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,13 +15,13 @@ from redis.exceptions import RedisError
 
 from algorithms.layout import ParameterLayout
 from api.errors import ProblemError, StorageFullError
-from coordinator.aggregation import Inputs, LostContributionError, Spool, aggregate_round, close_round, inputs_of
-from coordinator.ahead import Ahead
+from coordinator.aggregation import LostContributionError
 from coordinator.beginnings import start_drafts
 from coordinator.blobs import in_thread
 from coordinator.buffers import mean_buffers
-from coordinator.commits import Change, Commits, Messages, Payloads
-from coordinator.events import Averaged, Contributed, Event, SnapshotRegistered, StartMade, StorageFull, WorkFailed
+from coordinator.closing import Closer
+from coordinator.commits import Change, Commits, Payloads
+from coordinator.events import Answer, Averaged, Event, SnapshotRegistered, StartMade, StorageFull, WorkFailed
 from coordinator.kept_blobs import KeptBlobs
 from coordinator.layouts import Layouts
 from coordinator.logs import Logs
@@ -30,7 +29,7 @@ from coordinator.news import News, concern_agents
 from coordinator.outer_events import buffer_copies
 from coordinator.outer_rounds import Copies, outer_step
 from coordinator.quorum import region_copies
-from coordinator.recent import Recent, Update
+from coordinator.recent import Recent
 from coordinator.records import RunState, Start
 from coordinator.snapshots import manifest
 from coordinator.state import AggregateRound, AverageFragment, Job, MakeStart, WriteManifest, pending
@@ -40,6 +39,9 @@ from coordinator.waiting import reason_of
 __all__ = ["Engine"]
 
 RECHECK_S = 1.0
+_TOGETHER_S = 0.05
+_ALONE_AFTER_S = 60.0
+"""Without news of another process it is taken to serve the run no more."""
 
 log = structlog.get_logger()
 
@@ -51,24 +53,30 @@ class Engine:
         self._store = store
         self._blobs = blobs
         self._layouts = layouts
-        self._logs = logs
-        self._recent = recent
-        self._commits = Commits(store, self._committed)
-        self._ahead = Ahead(self._spool)
+        self._closer = Closer(store, layouts, logs, recent)
+        self._commits = Commits(store, self._committed, self._closer.at_once)
         self._waiting: dict[str, set[_Waiter]] = {}
+        self._others: dict[str, float] = {}
+        """By run, when another process was last heard to commit."""
         self._assignments_changed = asyncio.Event()
         self._jobs: dict[tuple[str, Job], asyncio.Task[None]] = {}
         self._closing = False
 
-    async def apply(
-        self, run: str, event: Event, messages: Messages | None = None, payloads: Payloads | None = None
-    ) -> RunState:
+    async def apply(self, run: str, event: Event, payloads: Payloads | None = None) -> RunState:
         """The run's state after `event`, committed with what else `Change` says; a lost race is run again."""
-        return await self._commits.apply(run, Change(event, messages or {}, payloads or {}))
+        return await self._commits.apply(run, Change(event, payloads=payloads or {}))
 
-    def validated(self, state: RunState, event: Contributed) -> None:
-        """Is about to be applied: what follows from it may be begun."""
-        self._ahead.arrived(state, event)
+    async def gather(self, state: RunState, event: Answer, seconds: float) -> None:
+        """Before the answer of a site is applied: waits a little for those of the others, to be committed with them.
+
+        It delays no round: that waits for the last one. Where several processes serve a run, none knows which is that.
+        """
+        complete = self._closer.ahead.arrived(state, event)
+        heard = self._others.get(state.id)
+        if complete is not None and (heard is None or asyncio.get_running_loop().time() - heard > _ALONE_AFTER_S):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(seconds, _TOGETHER_S)):
+                    await complete.wait()
 
     def _committed(self, before: RunState, after: RunState) -> None:
         if after != before:
@@ -82,8 +90,9 @@ class Engine:
                 log.info("change", run=after.id, **change.model_dump(exclude_none=True))
         _log_members(before, after)
         if after.status.terminal:
+            self._others.pop(after.id, None)
             for region in after.regions:
-                self._ahead.drop(after.id, region)
+                self._closer.ahead.drop(after.id, region)
         self.work(after)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
@@ -127,6 +136,7 @@ class Engine:
 
     def _hear(self, news: News) -> None:
         self._store.forget(news.run)
+        self._others[news.run] = asyncio.get_running_loop().time()
         for waiter in self._waiting.get(news.run, ()):
             waiter.wake(None)
         if news.agents:
@@ -146,7 +156,7 @@ class Engine:
     async def close(self) -> None:
         """Answers every open poll and drops unfinished work: whoever ticks next finds it again."""
         self._closing = True
-        self._ahead.close()
+        self._closer.ahead.close()
         self._assignments_changed.set()
         for waiter in (waiter for waiters in self._waiting.values() for waiter in waiters):
             waiter.wake(None)
@@ -218,28 +228,13 @@ class Engine:
                 draft.discard()
         return Start(parameters=parameters, buffers=buffers[0] if buffers else origin.buffers)
 
-    async def _spool(self, state: RunState, inputs: Inputs) -> Spool:
-        return await aggregate_round(inputs, await self._layouts.of(state), self._store, self._recent)
-
     async def _close_round(self, state: RunState, job: AggregateRound) -> None:
-        round_ = state.regions[job.region].round
-        assert round_ is not None
-        started = time.perf_counter()
-        inputs = inputs_of(state, job.region, job.step, round_.contributions)
         try:
-            spool = await self._ahead.take(job.region, inputs) or await self._spool(state, inputs)
+            change = await self._closer.change(state, job)
         except LostContributionError as error:
             await self._missing(state.id, job, error.site)
             return
-        with closing(spool):
-            made = await close_round(state, job.region, spool, self._logs)
-        aggregated = time.perf_counter()
-        after = await self.apply(state.id, made.event, {made.position.seq: made.digests}, made.payloads)
-        if made.first and after.regions[job.region].head == made.position:
-            ready = time.perf_counter()
-            timing = {"aggregate": (aggregated - started) * 1e3, "close": (ready - aggregated) * 1e3}
-            update = Update(made.first, made.digests[0], timing, ready)
-            self._recent.updates.put((state.id, job.region, job.step, 0), update, len(made.first))
+        await self._commits.apply(state.id, change)
 
     async def _missing(self, run: str, job: AggregateRound, site: str) -> None:
         """Another process has closed the round meanwhile; or else Redis has lost what it had accepted."""

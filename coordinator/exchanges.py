@@ -63,7 +63,6 @@ class Exchanges:
             return await self._answer_closed(run, region, step, place.site, "contributors", whole)
         taken = await self._contributions.take(state, place, part, body)
         if isinstance(taken, Complete):
-            self._engine.validated(state, taken.event)
             answer = await self._take_in(run, taken.event, wait if last else 0.0, taken.payloads)
             return answer.timed(validate=taken.validate)
         if last:
@@ -89,9 +88,10 @@ class Exchanges:
 
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
-        seen = self._store.seen(run)
-        if seen is None or not_yet(seen.state):
-            await self._engine.wait(run, lambda state: not not_yet(state), wait)
+        state = (self._store.seen(run) or await self._store.load(run)).state
+        if not_yet(state):
+            state = await self._engine.wait(run, lambda state: not not_yet(state), wait)
+        await self._engine.gather(state, event, deadline - loop.time())
         try:
             started = time.perf_counter()
             await self._engine.apply(run, event, payloads=payloads)

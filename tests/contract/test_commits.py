@@ -1,7 +1,7 @@
 """Commits on a real Redis: answers that come together, processes that race, and a Redis that has lost something."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import redis
 
 from api.errors import ConflictError
 from coordinator.commits import Change, Commits
-from coordinator.events import Contributed, PauseRequested
+from coordinator.events import Aggregated, Contributed, Norm, PauseRequested
 from coordinator.records import RunState, Sent
 from coordinator.redis_server import EmbeddedRedis
 from coordinator.store import Store
@@ -38,7 +38,10 @@ class Process:
     def __init__(self, url: str) -> None:
         self.store = Store(url)
         self.told: list[RunState] = []
-        self.commits = Commits(self.store, lambda _, after: self.told.append(after))
+        self.commits = Commits(self.store, lambda _, after: self.told.append(after), self._following)
+
+    async def _following(self, before: RunState, after: RunState, taken: Sequence[Change]) -> Sequence[Change]:
+        return ()
 
     def contribute(self, state: RunState, site: str, body: bytes = b"bytes") -> Any:
         head = state.regions["west"].head
@@ -83,6 +86,46 @@ def test_answers_that_come_together_take_few_commits_and_are_all_there(url, stat
         assert process.told[-1] == found.state
 
     drive(url, state, 1, body)
+
+
+def test_what_follows_is_committed_with_it_and_what_that_leaves_unneeded_is_not_stored(url, state):
+    told: list[RunState] = []
+
+    class Closing(Process):
+        async def _following(self, before: RunState, after: RunState, taken: Sequence[Change]) -> Sequence[Change]:
+            round_ = after.regions["west"].round
+            assert round_ is not None
+            assert set(taken[-1].payloads) <= {sent.digest for sent in round_.contributions.values()}
+            if not round_.frozen:
+                return ()
+            norms = dict.fromkeys(SITES, Norm(1.0, 0))
+            event = Aggregated("west", 1, (digest_of("part"),), norms)
+            return [Change(event, {1: [digest_of("message")]}, {digest_of("message"): b"entry"}, told.append)]
+
+    async def run() -> None:
+        process = Closing(url)
+        try:
+            with redis.Redis.from_url(url) as client:
+                client.flushall()
+            await process.store.create_run(state)
+            first = await process.contribute(state, "a")
+            after = await asyncio.gather(*(process.contribute(state, site) for site in SITES[1:]))
+            found = await process.store.load(state.id)
+            assert number(found.version) == 2
+            assert after == [found.state] * 3
+            assert told == [found.state]
+            assert (found.state.regions["west"].step, found.state.regions["west"].round.step) == (1, 2)
+            headers = await process.store.log.headers(state.id, "west", range(2))
+            assert [line["site"] for line in headers[1]["contributors"]] == SITES
+            assert await process.store.payload(state.id, digest_of("message")) == b"entry"
+            for sent in first.regions["west"].round.contributions.values():
+                assert await process.store.payload(state.id, sent.digest) is None
+            with redis.Redis.from_url(url) as client:
+                assert client.keys("payload:*") == [f"payload:{state.id}:{digest_of('message')}".encode()]
+        finally:
+            await process.store.close()
+
+    asyncio.run(run())
 
 
 def test_one_that_is_refused_does_not_touch_the_others(url, state):

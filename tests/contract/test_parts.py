@@ -246,6 +246,30 @@ def test_parts_that_the_store_has_lost_are_asked_for_again(run, server):
     assert send_all(second, bodies_of(second), wait=WAIT_S).status_code == 200
 
 
+def test_a_small_round_is_closed_by_the_commit_that_takes_in_its_last_contribution(two, server):
+    """That contribution is nowhere in Redis, then; the one before, which waited for it too long, was."""
+    run = RunByHand(two[0], steps=2)
+    first, second = run.sites
+    with redis.Redis.from_url(server.url) as client:
+
+        def commits():
+            return int(client.hget(f"run:{run.id}", "version").partition(b"-")[0])
+
+        before = commits()
+        first.contribute(1)
+        assert commits() == before + 1
+        assert len(keys(server, run, "payload")) == 1
+        body = second.message(1)
+        update = second.send(1, body, wait=WAIT_S)
+        assert commits() == before + 2
+        digest = hashlib.sha256(update.content).hexdigest()
+        assert keys(server, run, "payload") == [f"payload:{run.id}:{digest}"]
+    header, _ = decode_message("entry", update.content)
+    assert [line["site"] for line in header["contributors"]] == [first.name, second.name]
+    again = second.send(1, body)
+    assert (again.status_code, again.content) == (200, update.content)
+
+
 # --- aggregation ------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic that runs ahead of commits: begun with the last contribution, used for exactly what it was begun with."""
+"""What runs ahead of commits: begun with the last contribution, used for exactly what it was begun with."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.aggregation import LostContributionError, Spool, inputs_of
 from coordinator.ahead import Ahead
-from coordinator.events import Contributed
+from coordinator.events import Abstained, Contributed
 from tests.unit.coordinator.runs import Driver, digest_of, sent
 
 SITES = {"ant": "west", "bee": "west", "cat": "east"}
@@ -80,6 +80,32 @@ def test_what_others_have_taken_in_counts(driver):
     async def body(state, recorder, ahead):
         ahead.arrived(state, contribution(state, "bee"))
         assert ahead._rounds["drill-1", "west"].task is not None
+
+    run(driver, body)
+
+
+def test_a_round_is_complete_once_all_live_sites_have_answered(driver):
+    async def body(state, recorder, ahead):
+        first = ahead.arrived(state, contribution(state, "ant"))
+        assert not first.is_set()
+        assert ahead.arrived(state, contribution(state, "cat")).is_set()
+        abstained = Abstained("bee", 1, "west", 1, state.regions["west"].head, "no data")
+        assert ahead.arrived(state, abstained) is first
+        assert first.is_set()
+        later = ahead.arrived(state, contribution(state, "ant", step=2))
+        assert not later.is_set()
+        assert ahead.arrived(state, contribution(state, "bee")) is None
+        ahead.close()
+        assert later.is_set()
+
+    run(driver, body)
+
+
+def test_what_was_committed_makes_a_round_complete(driver):
+    driver.send(contribution(driver.state, "ant"))
+
+    async def body(state, recorder, ahead):
+        assert ahead.arrived(state, contribution(state, "bee")).is_set()
 
     run(driver, body)
 
