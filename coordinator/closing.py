@@ -66,7 +66,7 @@ class Closer:
                 update = Update(made.first, made.digests[0], timing, ready)
                 self._recent.updates.put((state.id, job.region, job.step, 0), update, len(made.first))
 
-        return Change(made.event, {made.position.seq: made.digests}, made.payloads, keep)
+        return Change(made.event, {(job.region, made.position.seq): made.digests}, made.payloads, keep)
 
 
 def _inputs(state: RunState, job: AggregateRound) -> Inputs:

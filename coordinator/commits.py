@@ -24,7 +24,7 @@ __all__ = ["Change", "Commits", "Messages", "Payloads"]
 
 log = structlog.get_logger()
 
-Messages = Mapping[int, Sequence[str]]
+Messages = Mapping[tuple[str, int], Sequence[str]]
 Payloads = Mapping[str, bytes]
 
 
@@ -33,7 +33,7 @@ class Change:
     """An event, and what is to be committed with it.
 
     Attributes:
-        messages: digests of the messages of an entry that the event appends, by its seq.
+        messages: digests of the messages of an entry that the event appends, by its region and seq.
         payloads: by digest, what is to be stored because the new state refers to it, if it does.
         committed: told the new state, before whoever waits for it.
     """
@@ -121,7 +121,7 @@ class Commits:
         self._committed(before.state, done.state)
 
     async def _stored(self, before: Versioned, done: Transition, taken: list[Change]) -> bool:
-        messages, payloads = dict[int, Sequence[str]](), dict[str, bytes]()
+        messages, payloads = dict[tuple[str, int], Sequence[str]](), dict[str, bytes]()
         for change in taken:
             messages.update(change.messages)
             payloads.update(change.payloads)

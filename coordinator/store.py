@@ -288,19 +288,19 @@ class Store:
         self,
         before: Versioned,
         after: Transition,
-        messages: Mapping[int, Sequence[str]] | None = None,
+        messages: Mapping[tuple[str, int], Sequence[str]] | None = None,
         payloads: Mapping[str, bytes] | None = None,
     ) -> bool:
         """Replaces the state, unless somebody else did.
 
         Args:
-            messages: digests of an entry's messages, by seq.
+            messages: digests of an entry's messages, by region and seq.
             payloads: by digest, what is not stored yet; what neither the new state nor an entry refers to never is.
         """
         state = after.state
         operations: list[list[Any]] = []
         for region, header in after.entries:
-            operations += appended(state.id, region, header, (messages or {}).get(header["seq"], ()))
+            operations += appended(state.id, region, header, (messages or {}).get((region, header["seq"]), ()))
         sent, tokens = _contributions(state), _tokens(state)
         operations += [["DEL", payload_key(state.id, digest)] for digest in _contributions(before.state) - sent]
         operations += [["PERSIST", payload_key(state.id, digest)] for digest in sent - _contributions(before.state)]

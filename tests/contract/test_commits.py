@@ -44,11 +44,12 @@ class Process:
         return ()
 
     def contribute(self, state: RunState, site: str, body: bytes = b"bytes") -> Any:
-        head = state.regions["west"].head
+        region = state.members[site].region
+        head = state.regions[region].head
         assert head is not None
         digest = digest_of(site, body.hex())
         sent = Sent(digest=digest, parts=(digest,), tokens=1, norm=1.0)
-        event = Contributed(site, 1, "west", 1, head, sent)
+        event = Contributed(site, 1, region, 1, head, sent)
         return self.commits.apply(state.id, Change(event, payloads={digest: body}))
 
 
@@ -100,7 +101,7 @@ def test_what_follows_is_committed_with_it_and_what_that_leaves_unneeded_is_not_
                 return ()
             norms = dict.fromkeys(SITES, Norm(1.0, 0))
             event = Aggregated("west", 1, (digest_of("part"),), norms)
-            return [Change(event, {1: [digest_of("message")]}, {digest_of("message"): b"entry"}, told.append)]
+            return [Change(event, {("west", 1): [digest_of("message")]}, {digest_of("message"): b"entry"}, told.append)]
 
     async def run() -> None:
         process = Closing(url)
@@ -122,6 +123,38 @@ def test_what_follows_is_committed_with_it_and_what_that_leaves_unneeded_is_not_
                 assert await process.store.payload(state.id, sent.digest) is None
             with redis.Redis.from_url(url) as client:
                 assert client.keys("payload:*") == [f"payload:{state.id}:{digest_of('message')}".encode()]
+        finally:
+            await process.store.close()
+
+    asyncio.run(run())
+
+
+def test_regions_that_are_closed_by_one_commit_have_each_its_own_entry(url):
+    """Of the same number, too."""
+    driver = Driver({"a": "west", "b": "east"})
+    driver.begin()
+
+    class Closing(Process):
+        async def _following(self, before: RunState, after: RunState, taken: Sequence[Change]) -> Sequence[Change]:
+            changes = []
+            for name, region in after.regions.items():
+                assert region.round is not None
+                norms = {site: Norm(1.0, 0) for site in region.round.contributions}
+                event = Aggregated(name, 1, (digest_of(name),), norms)
+                changes.append(Change(event, {(name, 1): [digest_of("message", name)]}))
+            return changes
+
+    async def run() -> None:
+        process = Closing(url)
+        try:
+            with redis.Redis.from_url(url) as client:
+                client.flushall()
+            await process.store.create_run(driver.state)
+            await asyncio.gather(*(process.contribute(driver.state, site) for site in ("a", "b")))
+            assert number((await process.store.load(driver.state.id)).version) == 1
+            for name in ("west", "east"):
+                messages = await process.store.log.messages(driver.state.id, name, [1])
+                assert messages == {1: [digest_of("message", name)]}
         finally:
             await process.store.close()
 

@@ -90,7 +90,7 @@ class Scene:
         head = Position(seq=header["seq"], hash=digest_json(header))
         await self.commit(
             lambda state: Transition(with_region(state, "west", head=head), (("west", header),)),
-            {header["seq"]: digests} if digests else None,
+            {("west", header["seq"]): digests} if digests else None,
         )
         return messages
 
