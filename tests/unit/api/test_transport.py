@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from api.client import CoordinatorClient
+from api.client import CoordinatorClient, UnreachableError
 
 VERSION = {"version": "0.1.0", "protocols": [1]}
 
@@ -34,6 +34,10 @@ def answering(host="127.0.0.1"):
             self.end_headers()
             self.wfile.write(body)
 
+        def do_CONNECT(self):
+            targets.append(f"CONNECT {self.path}")
+            self.send_error(502)
+
         def log_message(self, *_):
             pass
 
@@ -51,6 +55,17 @@ def test_the_environment_names_a_proxy(environment, name, scheme):
         with CoordinatorClient(url) as client:
             assert client.version().protocols == [1]
     assert targets == [f"{url}/version"]
+
+
+def test_https_goes_through_a_tunnel(environment):
+    with answering() as (proxy, targets):
+        environment.setenv("HTTPS_PROXY", f"http://{proxy}")
+        with (
+            CoordinatorClient("https://coordinator.example", patience=0.1) as client,
+            pytest.raises(UnreachableError, match="502"),
+        ):
+            client.version()
+    assert targets[0] == "CONNECT coordinator.example:443"
 
 
 @pytest.mark.parametrize("spared", ["elsewhere.example,{}", "127.0.0.2", "*"])
