@@ -48,7 +48,9 @@ class Tokens:
             return believed[secret_hash][0]
         line = await self._redis.get(token_key(secret_hash))
         principal: dict[str, Any] | None = None if line is None else json.loads(line)
-        if principal is not None and principal["scope"] == "ranks" and len(believed) < _MOST_BELIEVED:
+        if principal is not None and principal["scope"] == "ranks":
+            if len(believed) >= _MOST_BELIEVED:
+                believed.clear()
             believed[secret_hash] = principal, now + _BELIEVED_S  # of no use if `forget` came in between
         return principal
 
