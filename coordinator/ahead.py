@@ -60,14 +60,19 @@ class Ahead:
                 known.task = asyncio.create_task(self._made(state, known.inputs))
         return known.complete
 
+    def has(self, region: str, inputs: Inputs) -> bool:
+        """Whether the arithmetic of exactly these was begun, and nobody has taken it."""
+        known = self._rounds.get((inputs.run, region))
+        return known is not None and known.inputs == inputs
+
     async def take(self, region: str, inputs: Inputs) -> Spool | None:
         """What was made of exactly these; nothing if that was not begun, or could not be made."""
-        known = self._rounds.get((inputs.run, region))
-        if known is None or known.task is None or known.inputs != inputs:
+        if not self.has(region, inputs):
             return None
-        del self._rounds[inputs.run, region]
+        task = self._rounds.pop((inputs.run, region)).task
+        assert task is not None
         try:
-            return await known.task
+            return await task
         except LostContributionError:  # perhaps only because it was not committed yet
             return None
 

@@ -44,7 +44,7 @@ class Closer:
             if not isinstance(job, AggregateRound) or not _is_carried(job, before, after, taken):
                 continue
             started, inputs = time.perf_counter(), _inputs(after, job)
-            if is_small(inputs, await self._layouts.of(after)):
+            if self.ahead.has(job.region, inputs) and is_small(inputs, await self._layouts.of(after)):
                 spool = await self.ahead.take(job.region, inputs)
                 if spool is not None:
                     changes.append(await self._change(after, job, spool, started))

@@ -41,7 +41,7 @@ __all__ = ["Engine"]
 RECHECK_S = 1.0
 _TOGETHER_S = 0.05
 _ALONE_AFTER_S = 60.0
-"""Without news of another process it is taken to serve the run no more."""
+"""Without news of another process there is taken to be none."""
 
 log = structlog.get_logger()
 
@@ -56,8 +56,8 @@ class Engine:
         self._closer = Closer(store, layouts, logs, recent)
         self._commits = Commits(store, self._committed, self._closer.at_once)
         self._waiting: dict[str, set[_Waiter]] = {}
-        self._others: dict[str, float] = {}
-        """By run, when another process was last heard to commit."""
+        self._heard: float | None = None
+        """When another process was last heard to commit."""
         self._assignments_changed = asyncio.Event()
         self._jobs: dict[tuple[str, Job], asyncio.Task[None]] = {}
         self._closing = False
@@ -69,11 +69,11 @@ class Engine:
     async def gather(self, state: RunState, event: Answer, seconds: float) -> None:
         """Before the answer of a site is applied: waits a little for those of the others, to be committed with them.
 
-        It delays no round: that waits for the last one. Where several processes serve a run, none knows which is that.
+        It delays no round: that waits for the last one. Where several processes serve runs, none knows which is that.
         """
         complete = self._closer.ahead.arrived(state, event)
-        heard = self._others.get(state.id)
-        if complete is not None and (heard is None or asyncio.get_running_loop().time() - heard > _ALONE_AFTER_S):
+        alone = self._heard is None or asyncio.get_running_loop().time() - self._heard > _ALONE_AFTER_S
+        if complete is not None and alone:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(seconds, _TOGETHER_S)):
                     await complete.wait()
@@ -90,7 +90,6 @@ class Engine:
                 log.info("change", run=after.id, **change.model_dump(exclude_none=True))
         _log_members(before, after)
         if after.status.terminal:
-            self._others.pop(after.id, None)
             for region in after.regions:
                 self._closer.ahead.drop(after.id, region)
         self.work(after)
@@ -136,7 +135,7 @@ class Engine:
 
     def _hear(self, news: News) -> None:
         self._store.forget(news.run)
-        self._others[news.run] = asyncio.get_running_loop().time()
+        self._heard = asyncio.get_running_loop().time()
         for waiter in self._waiting.get(news.run, ()):
             waiter.wake(None)
         if news.agents:
