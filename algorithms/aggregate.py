@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from algorithms.averages import FRACTION_BITS, SentChunks, Tile, average_tiles
 from algorithms.layout import ParameterLayout, is_dense
 from algorithms.outliers import MAX_HALVINGS, norm, outlier_halvings
-from algorithms.requantise import keep_largest, requantise
+from algorithms.requantise import keep_largest, requantise, requantise_sparse
 from algorithms.settings import Average
 from algorithms.updates import CODEC_LIMITS, AggregateUpdate, Shape, SparseUpdate, UpdateCoefficients, restrict
 
@@ -137,22 +137,20 @@ def _finish(
     tile: Tile, elements: int, numbers: NDArray[np.int64], exponents: NDArray[np.int32], largest: int | None
 ) -> UpdateCoefficients:
     """The requantised chunks of a tile: every element of dense chunks, what is not zero of others."""
-    indices, values = tile.indices, tile.values
-    if is_dense(elements):
-        rows, columns = np.nonzero(tile.values)
-        values = np.zeros((tile.values.shape[0], elements), np.int32)
-        values[rows, tile.indices[rows, columns]] = tile.values[rows, columns]
-        indices = np.broadcast_to(np.arange(elements, dtype=np.uint16), values.shape)
-    elif largest is not None:
-        keep_largest(values, largest)
-    rounded, shifted, bits = requantise(values, exponents[tile.rows] - FRACTION_BITS)
-    keep = np.full(values.shape, True) if is_dense(elements) else rounded != 0
-    kept = np.flatnonzero(keep)
+    units = exponents[tile.rows] - FRACTION_BITS
+    if not is_dense(elements):
+        if largest is not None:
+            keep_largest(tile.values, largest)
+        return UpdateCoefficients(numbers[tile.rows], **vars(requantise_sparse(tile.indices, tile.values, units)))
+    rows, columns = np.nonzero(tile.values)
+    values = np.zeros((tile.values.shape[0], elements), np.int32)
+    values[rows, tile.indices[rows, columns]] = tile.values[rows, columns]
+    rounded, shifted, bits = requantise(values, units)
     return UpdateCoefficients(
         chunks=numbers[tile.rows],
-        counts=np.einsum("ij->i", keep, dtype=np.int32).astype(np.int64),
-        indices=indices.reshape(-1)[kept],
-        values=rounded.reshape(-1)[kept],
+        counts=np.full(len(values), elements),
+        indices=np.tile(np.arange(elements, dtype=np.uint16), len(values)),
+        values=rounded.reshape(-1),
         exponents=shifted,
         bits=bits,
     )

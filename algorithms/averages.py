@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms import kernels
 from algorithms.settings import Average
 
 __all__ = ["FRACTION_BITS", "SentChunks", "Tile", "average_tiles"]
@@ -70,10 +71,8 @@ def average_tiles(
     size = max(1, TILE_KEYS // max(1, width))
     for start in range(0, chunks, size):
         rows = range(start, min(start + size, chunks))
-        halves = _halves(_sorted_keys(sites, rows, elements, width))
-        indices, values = halves[:, :, 1].astype(np.uint16), halves[:, :, 0] - BIAS
-        _average_equals(indices.reshape(-1), values.reshape(-1), width, average, count)
-        yield Tile(slice(rows.start, rows.stop), indices, values)
+        keys = _sorted_keys(sites, rows, elements, width)
+        yield Tile(slice(rows.start, rows.stop), *_averages(keys, average, count))
 
 
 def _sorted_keys(sites: Sequence[SentChunks], rows: range, elements: int, width: int) -> NDArray[np.int64]:
@@ -84,26 +83,47 @@ def _sorted_keys(sites: Sequence[SentChunks], rows: range, elements: int, width:
     if any(part.stop - part.start < len(rows) for part in parts):
         beyond = elements + np.arange(width) % ((1 << 16) - elements)
         keys[:] = (beyond << 32) + BIAS
-    halves = _halves(keys)
     column = 0
     for site, part in zip(sites, parts, strict=True):
-        if site.signs:
-            integers = site.values[part] * np.rint(site.scales[part, None]).astype(np.int32)
-        else:
-            integers = np.rint(site.values[part] * site.scales[part, None])
-        integers += BIAS
-        mine = slice(None) if len(integers) == len(rows) else site.rows[part] - rows.start
-        columns = slice(column, column + integers.shape[1])
-        halves[mine, columns, 0] = integers
-        halves[mine, columns, 1] = site.indices[part]
-        column = columns.stop
+        _fill(keys, column, site, part, rows.start)
+        column += site.indices.shape[1]
     keys.sort(axis=1)
     return keys
+
+
+def _fill(keys: NDArray[np.int64], column: int, site: SentChunks, part: slice, start: int) -> None:
+    """Writes the keys of one site's part into the columns from `column` on; `start` is the first row."""
+    mine, indices, values = site.rows[part] - start, site.indices[part], site.values[part]
+    if kernels.compiled is not None:
+        kernels.compiled.fill_keys(keys, column, mine, indices, values, site.scales[part], BIAS)
+        return
+    if site.signs:
+        integers = values * np.rint(site.scales[part, None]).astype(np.int32)
+    else:
+        integers = np.rint(values * site.scales[part, None])
+    integers += BIAS
+    halves, columns = _halves(keys), slice(column, column + indices.shape[1])
+    rows = slice(None) if len(mine) == len(keys) else mine
+    halves[rows, columns, 0] = integers
+    halves[rows, columns, 1] = indices
 
 
 def _halves(keys: NDArray[np.int64]) -> NDArray[np.int32]:
     """A view (m, w, 2) of keys (m, w): the integer with its bias, and the index."""
     return keys.view("<i4").reshape(*keys.shape, 2)
+
+
+def _averages(keys: NDArray[np.int64], average: Average, count: int) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
+    """Indices and values of sorted keys: of equal indices in a row the first has their average, and the others 0."""
+    if kernels.compiled is not None:
+        indices, values = np.empty(keys.shape, np.uint16), np.empty(keys.shape, np.int32)
+        divisor = count if average == "sites" else 0
+        kernels.compiled.average_equals(keys, BIAS, divisor, average == "median", indices, values)
+        return indices, values
+    halves = _halves(keys)
+    indices, values = halves[:, :, 1].astype(np.uint16), halves[:, :, 0] - BIAS
+    _average_equals(indices.reshape(-1), values.reshape(-1), keys.shape[1], average, count)
+    return indices, values
 
 
 def _average_equals(

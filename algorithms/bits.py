@@ -6,6 +6,8 @@ Eight values of w bits are a group of w bytes. Groups are worked on in tiles tha
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms import kernels
+
 __all__ = ["check_packed", "pack_bits", "packed_size", "signed", "unpack_bits"]
 
 TILE_GROUPS = 1 << 14
@@ -37,6 +39,11 @@ def pack_bits(values: NDArray[np.integer] | NDArray[np.bool_], width: int) -> ND
     flat = values.reshape(-1)
     if width == 1:
         return np.packbits(flat if flat.dtype == np.bool_ else flat & 1, bitorder="little")
+    if kernels.compiled is not None:
+        data = np.empty(packed_size(flat.size, width), np.uint8)
+        small = flat.itemsize <= 2 and flat.dtype != np.bool_
+        kernels.compiled.pack_bits(np.ascontiguousarray(flat if small else flat.astype(np.uint16)), width, data)
+        return data
     packed = np.empty((-(-flat.size // 8), width), np.uint8)
     for start in range(0, len(packed), TILE_GROUPS):
         _pack_tile(flat[8 * start : 8 * (start + TILE_GROUPS)], packed[start : start + TILE_GROUPS])
@@ -67,7 +74,12 @@ def unpack_bits(data: NDArray[np.uint8], width: int, count: int) -> NDArray[np.u
     check_packed(data, width, count)
     if width == 1:
         return np.unpackbits(data, count=count, bitorder="little")
-    values = np.empty((-(-count // 8), 8), np.uint8 if width <= 8 else np.uint16)
+    dtype = np.uint8 if width <= 8 else np.uint16
+    if kernels.compiled is not None:
+        flat: NDArray[np.uint8 | np.uint16] = np.empty(count, dtype)
+        kernels.compiled.unpack_bits(np.ascontiguousarray(data), width, flat)
+        return flat
+    values = np.empty((-(-count // 8), 8), dtype)
     for start in range(0, len(values), TILE_GROUPS):
         _unpack_tile(data[start * width : (start + TILE_GROUPS) * width], width, values[start : start + TILE_GROUPS])
     return values.reshape(-1)[:count]

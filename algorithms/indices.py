@@ -12,6 +12,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms import kernels
 from algorithms.bits import check_packed, pack_bits, packed_size
 from algorithms.layout import is_dense
 from algorithms.updates import Indices
@@ -77,11 +78,15 @@ def pack_indices(
         return {"indices": pack_bits(indices, index_bits(elements))}
     low = low_bits(elements, indices.size, counts.size)
     fields = {"low": pack_bits(indices, low)} if low else {}
-    return fields | {"high": _pack_high(indices >> np.uint16(low), counts, _zeros(elements, low))}
+    return fields | {"high": _pack_high(indices, low, counts, _zeros(elements, low))}
 
 
-def _pack_high(highs: NDArray[np.uint16], counts: NDArray[np.int64], zeros: int) -> NDArray[np.uint8]:
-    packed = np.zeros(packed_size(highs.size + counts.size * zeros, 1), np.uint8)
+def _pack_high(indices: NDArray[np.uint16], low: int, counts: NDArray[np.int64], zeros: int) -> NDArray[np.uint8]:
+    packed = np.zeros(packed_size(indices.size + counts.size * zeros, 1), np.uint8)
+    if kernels.compiled is not None:
+        kernels.compiled.pack_high(indices, counts, low, zeros, packed)
+        return packed
+    highs = indices >> np.uint16(low)
     for tile in _tiles(counts, zeros):
         byte, bit = divmod(tile.first_bit, 8)
         flags = np.zeros(bit + tile.bits, np.uint8)

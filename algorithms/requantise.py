@@ -3,13 +3,28 @@
 Integers are up to 2^22 in magnitude: float32 holds them, and their quotients by powers of two.
 """
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["keep_largest", "requantise"]
+from algorithms import kernels
+
+__all__ = ["Requantised", "keep_largest", "requantise", "requantise_sparse"]
 
 BITS_BY_NONZEROS = ((148, 4), (512, 6))
 """Up to so many non-zero values in a chunk, so many bits each; 8 above."""
+
+
+@dataclass(frozen=True)
+class Requantised:
+    """What stays of m chunks; as in `UpdateCoefficients`."""
+
+    counts: NDArray[np.int64]
+    indices: NDArray[np.uint16]
+    values: NDArray[np.int8]
+    exponents: NDArray[np.int16]
+    bits: NDArray[np.uint8]
 
 
 def keep_largest(values: NDArray[np.int32], count: int) -> None:
@@ -21,6 +36,29 @@ def keep_largest(values: NDArray[np.int32], count: int) -> None:
     larger, equal = magnitudes > least, magnitudes == least
     room = count - np.count_nonzero(larger, axis=1, keepdims=True)
     values[~larger & ~(equal & (np.cumsum(equal, axis=1) <= room))] = 0
+
+
+def requantise_sparse(
+    indices: NDArray[np.uint16], values: NDArray[np.int32], exponents: NDArray[np.int32]
+) -> Requantised:
+    """What `requantise` does not round to 0, of values (m, w) at these positions."""
+    if kernels.compiled is None:
+        rounded, shifted, bits = requantise(values, exponents)
+        keep = rounded != 0
+        kept = np.flatnonzero(keep)
+        counts = np.einsum("ij->i", keep, dtype=np.int32).astype(np.int64)
+        return Requantised(counts, indices.reshape(-1)[kept], rounded.reshape(-1)[kept], shifted, bits)
+    chunks = values.shape[0]
+    made = Requantised(
+        counts=np.empty(chunks, np.int64),
+        indices=np.empty(values.size, np.uint16),
+        values=np.empty(values.size, np.int8),
+        exponents=np.empty(chunks, np.int16),
+        bits=np.empty(chunks, np.uint8),
+    )
+    most = np.array([nonzeros for nonzeros, _ in BITS_BY_NONZEROS], np.int32)
+    total = kernels.compiled.requantise(indices, values, exponents, most, *vars(made).values())
+    return replace(made, indices=made.indices[:total], values=made.values[:total])
 
 
 def requantise(

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 from redis.exceptions import RedisError
 
+from algorithms import kernels
 from api.errors import IsthmusError, faults_of
 from api.logs import log_to_stderr
 from api.output_file import make_directory
@@ -109,6 +110,10 @@ async def _prepare(settings: Settings, redis_url: str) -> None:
         await blob_store(settings).check()
         for warning in await store.warnings():
             log.warning(warning)
+        if kernels.compiled is None:
+            log.warning(
+                "rounds are aggregated by numpy, in twice the time: install Isthmus where there is a C compiler"
+            )
     finally:
         await store.close()
 

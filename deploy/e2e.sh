@@ -22,7 +22,7 @@ die() { printf 'e2e: %s\n' "$*" >&2; exit 1; }
 install_missing() {
   local package missing=()
   for package in podman buildah runc netavark aardvark-dns iptables docker-compose redis-server python3.11 \
-    python3.11-venv python3-pip ca-certificates netbase tzdata; do
+    python3.11-venv python3-pip ca-certificates netbase tzdata gcc libpython3.11-dev; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
   done
   if [ ${#missing[@]} -eq 0 ]; then return; fi
@@ -100,6 +100,7 @@ check_images() {
   local image
   for image in isthmus-coordinator:local isthmus-site:local; do
     in_image "$image" -c 'import os; assert os.getuid(), "runs as root"'
+    in_image "$image" -c 'from algorithms import kernels; assert kernels.compiled, "the loops are not compiled"'
   done
   in_image isthmus-coordinator:local -c \
     'import importlib.util as u, coordinator.service; assert not u.find_spec("torch"), "torch is in the image"'

@@ -4,7 +4,7 @@
 #
 #   deploy/containers/python-base.sh [TAG]
 #
-# Needs podman python3.11 python3.11-venv python3-pip ca-certificates netbase tzdata.
+# Needs podman python3.11 python3.11-venv python3-pip ca-certificates netbase tzdata gcc libpython3.11-dev.
 set -euo pipefail
 tag=${1:-localhost/python:3.11-slim-bookworm}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,10 +16,11 @@ root=$work/root
 # The files of all essential packages, of Python, and of what these depend on.
 wanted=$(dpkg-query -W -f '${Package} ${Essential}\n' | awk '$2 == "yes" {print $1}')
 wanted="$wanted apt ca-certificates netbase passwd tzdata python3.11 python3.11-venv python3-pip" # as in the official image
+wanted="$wanted gcc libpython3.11-dev" # which has the headers, too; no registry of packages to take a compiler from
 # shellcheck disable=SC2086
 packages=$(apt-cache depends --recurse --installed --no-recommends --no-suggests --no-conflicts --no-breaks \
   --no-replaces --no-enhances $wanted 2>/dev/null | grep -E '^[a-z0-9]' | sed 's/:.*//' | sort -u |
-  grep -vE '^(build-essential|gcc|g\+\+|python3-dev|libpython3.11-dev|python3.11-dev|libc6-dev|perl|perl-modules.*)$')
+  grep -vE '^(build-essential|g\+\+|python3-dev|python3.11-dev|perl|perl-modules.*)$')
 for package in $packages; do dpkg -L "$package" 2>/dev/null || true; done |
   grep -vE '^/usr/share/(doc|man|locale|info)/|^/\.$|EXTERNALLY-MANAGED' | sort -u |
   while read -r file; do

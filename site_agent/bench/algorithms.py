@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from algorithms import kernels
 from algorithms.layout import ParameterLayout
 from algorithms.updates import SparseUpdate
 from site_agent.bench import ours
@@ -199,4 +200,5 @@ def _environment(plan: Plan, layout: ParameterLayout) -> Figures:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+        "compiled": kernels.compiled is not None,
     }

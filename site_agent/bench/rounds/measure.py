@@ -22,6 +22,7 @@ from typing import Any, get_args
 
 import psutil
 
+from algorithms import kernels
 from site_agent.bench.rounds.cases import Case, Plan
 from site_agent.bench.rounds.host import Fsync, Host, Usage, host, megabytes
 from site_agent.bench.rounds.relay import relay
@@ -53,7 +54,12 @@ def measure(plan: Plan, say: Say) -> Figures:
             rows[case.name] = _row(case, crowd)
     say("measuring: upload")
     upload = _upload(plan.upload)
-    environment = {"cores": os.cpu_count(), "load_before": rounded(load), "load_after": rounded(os.getloadavg()[0])}
+    environment = {
+        "cores": os.cpu_count(),
+        "compiled": kernels.compiled is not None,
+        "load_before": rounded(load),
+        "load_after": rounded(os.getloadavg()[0]),
+    }
     top = _headlines(rows) | {f"peak_mb_upload_{plan.upload >> 20}mib": upload}
     return top | {"rows": rows, "skipped": skipped, "environment": environment}
 

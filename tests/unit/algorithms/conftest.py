@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from algorithms import kernels
 from algorithms.codec import Codec, Coefficients, SparseUpdate, quantise
 from algorithms.layout import ParameterLayout, TensorSpec, kept
 
@@ -33,6 +34,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["compiled", "numpy"], scope="module")
+def loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both ways of doing what `kernels` compiles."""
+    if request.param == "compiled" and kernels.compiled is None:
+        pytest.skip("the loops are not compiled: install with a C compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numpy":
+            patch.setattr(kernels, "compiled", None)
+        yield
 
 
 @pytest.fixture(params=[32, 64, 128])

@@ -257,6 +257,7 @@ def test_layout_digest_is_of_the_documented_text_in_whatever_order_tensors_come(
 # --- wire format ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("loops")
 @thorough
 @given(rounds(max_sites=1), st.sampled_from(get_args(Indices)))
 def test_contributions_read_as_they_were_packed(round_: Round, form: Any) -> None:
@@ -316,6 +317,7 @@ def expected_update(round_: Round, halvings: list[int], rule: Rule) -> list[Chun
     return reference.aggregate(sent, halvings, codecs, pieces_of(round_.layout), **vars(rule))
 
 
+@pytest.mark.usefixtures("loops")
 @thorough
 @example(one_chunk("int16", ([32767] * 70, 2.0**96)))  # the largest value that can be sent
 @example(one_chunk("int8", ([127] * 70, 2.0**96)))
@@ -335,6 +337,7 @@ def test_a_round_is_the_same_value_by_value(round_: Round) -> None:
     assert digest_arrays(arrays) == reference.digest_arrays(arrays)
 
 
+@pytest.mark.usefixtures("loops")
 @thorough
 @given(rounds(mixed=True), st.data())
 def test_every_average_is_the_same_value_by_value(round_: Round, data: Any) -> None:
@@ -347,6 +350,7 @@ def test_every_average_is_the_same_value_by_value(round_: Round, data: Any) -> N
     assert_same(unpack_update(pack_update(update, layout), layout), update)
 
 
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("average", get_args(Average))
 @pytest.mark.parametrize(("sites", "k"), [(16, 40), (64, 8)])
 def test_many_sites(sites: int, k: int, average: Average) -> None:

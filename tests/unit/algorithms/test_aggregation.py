@@ -20,6 +20,8 @@ Contribute = Callable[..., SparseUpdate]
 
 AVERAGES = get_args(Average)
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 
 def one_chunk(*sites: tuple[dict[int, int], float], shape: tuple[int, int] = (10, 7)) -> list[SparseUpdate]:
     """Sites that each send some values, by index, of the only chunk of a layout."""
@@ -297,9 +299,8 @@ def test_cancelled_and_zero_tensors_are_absent() -> None:
     ],
 )
 def test_aggregate_refuses_settings(rule: dict[str, Any], message: str) -> None:
-    halvings = rule.pop("halvings", [0])
     with pytest.raises(ValueError, match=message):
-        aggregate(one_chunk(({0: 1}, 1.0)), ONE_CHUNK, halvings, **rule)
+        aggregate(one_chunk(({0: 1}, 1.0)), ONE_CHUNK, **({"halvings": [0]} | rule))
 
 
 def test_aggregate_refuses_contributions() -> None:

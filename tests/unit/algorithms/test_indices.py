@@ -16,6 +16,8 @@ from algorithms.indices import (
     unpack_high,
 )
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 
 def ascending(counts: list[int], elements: int, seed: int) -> np.ndarray:
     """Random positions, so many in each chunk."""

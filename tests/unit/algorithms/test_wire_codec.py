@@ -31,6 +31,8 @@ from tests.unit.algorithms.test_against_reference import Round, rounds, thorough
 CODECS = get_args(Codec)
 FORMS = get_args(Indices)
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 Contribute = Callable[..., SparseUpdate]
 
 
