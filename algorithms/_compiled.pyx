@@ -32,7 +32,7 @@ def fill_keys(
     const uint16_t[:, ::1] indices,
     const Quantised[:, ::1] values,
     const double[::1] scales,
-    int64_t bias,
+    int32_t bias,
 ):
     """Writes the keys of one site's chunks (n, k) into `keys` (m, w): from `column` on, those of chunk i in row
     `rows[i]`."""
@@ -49,7 +49,7 @@ def fill_keys(
             scale = scales[chunk]
             mine = &keys[rows[chunk], 0] + column
             for place in range(indices.shape[1]):
-                mine[place] = (<int64_t>indices[chunk, place] << 32) + bias + <int64_t>_rint(values[chunk, place] * scale)
+                mine[place] = (<int64_t>indices[chunk, place] << 32) + (bias + <int32_t>_rint(values[chunk, place] * scale))
 
 
 def average_equals(
@@ -110,8 +110,8 @@ def requantise(
     4 bits per value of rows with at most `most[0]` non-zeros, 6 with at most `most[1]`, or 8. `counts`, `shifted` and
     `bits` are (m,), `kept` and `rounded` (m * w,).
     """
-    cdef int64_t row, column, nonzeros, width, written = 0
-    cdef int32_t value, peak
+    cdef int64_t row, column, width, written = 0
+    cdef int32_t value, peak, nonzeros
     cdef int shift
     cdef int8_t small
     cdef double scale

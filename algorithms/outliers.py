@@ -21,7 +21,10 @@ def squares(update: SparseUpdate) -> float:
     """Sum of the squares of all values of a contribution, or of a part of it, in float64."""
     total = 0.0
     for sent in update.shapes.values():
-        chunks = np.einsum("ij,ij->i", sent.values, sent.values, dtype=np.float64)
+        if update.codec == "sign":  # 1 or -1
+            chunks = np.full(len(sent.values), float(sent.values.shape[1]))
+        else:
+            chunks = np.einsum("ij,ij->i", sent.values, sent.values, dtype=np.float64)
         total += float((chunks * np.square(sent.scales, dtype=np.float64)).sum())
     return total
 

@@ -332,7 +332,9 @@ def test_norm_of_the_largest_values() -> None:
     """No integer overflows: 16,384 squares of 32,767 are below 2^44."""
     values = np.full((3, 16384), -32767, np.int16)
     part = Coefficients(np.arange(3), np.zeros(values.shape, np.uint16), values, np.full(3, 2.0**104, np.float32))
-    assert norm(SparseUpdate({(128, 128): part}, frozenset())) == pytest.approx(math.sqrt(3 * 16384) * 32767 * 2.0**104)
+    assert norm(SparseUpdate({(128, 128): part}, frozenset(), "int16")) == pytest.approx(
+        math.sqrt(3 * 16384) * 32767 * 2.0**104
+    )
 
 
 @pytest.mark.parametrize(
