@@ -172,16 +172,17 @@ def pack_bits(const Integer[::1] values, int width, uint8_t[::1] packed):
 def unpack_bits(const uint8_t[::1] data, int width, Integer[::1] values):
     """As `bits.unpack_bits`, of data (packed_size,)."""
     cdef uint32_t word, mask = (<uint32_t>1 << width) - 1
-    cdef int64_t place = 0, byte = 0, bit = 0
+    cdef int64_t place, byte, bit = 0, whole = 0
+    if data.shape[0] >= 4:  # so many begin where there are four bytes to read
+        whole = min(values.shape[0], ((data.shape[0] - 4) * 8 + 7) // width + 1)
     with nogil:
-        while place < values.shape[0] and byte + 4 <= data.shape[0]:
+        for place in range(whole):
+            byte = bit >> 3
             word = data[byte] | <uint32_t>data[byte + 1] << 8 | <uint32_t>data[byte + 2] << 16
             word |= <uint32_t>data[byte + 3] << 24
             values[place] = <Integer>(word >> (bit & 7) & mask)
-            place += 1
             bit += width
-            byte = bit >> 3
-        for place in range(place, values.shape[0]):
+        for place in range(whole, values.shape[0]):
             word = 0
             for byte in range((bit + width - 1) >> 3, (bit >> 3) - 1, -1):
                 word = word << 8 | data[byte]

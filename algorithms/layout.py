@@ -157,12 +157,22 @@ class ParameterLayout:
         self, shape: tuple[int, int], absent: Collection[int] = (), chunks: range | None = None
     ) -> NDArray[np.int64]:
         """Ascending chunk numbers of one shape, without the tensors `absent`, within the contiguous range `chunks`."""
+        if not absent and chunks in (None, range(self.chunk_count)):
+            return self._numbers[shape]
         parts = [np.empty(0, np.int64)]
         for block in self.shapes[shape]:
             if block.tensor not in absent:
                 start, stop = (0, len(block)) if chunks is None else block.within(chunks)
                 parts.append(block.chunks[start:stop])
         return np.concatenate(parts)
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[int, int], NDArray[np.int64]]:
+        """All chunk numbers of each shape."""
+        numbers = {shape: np.concatenate([block.chunks for block in blocks]) for shape, blocks in self.shapes.items()}
+        for array in numbers.values():
+            array.setflags(write=False)
+        return numbers
 
     def fragments(self, count: int) -> tuple[range, ...]:
         """`count` contiguous, non-empty ranges of tensor positions, nearly equal in elements.
