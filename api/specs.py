@@ -44,7 +44,8 @@ class Specification(Message):
     @classmethod
     def _are_fields(cls, given: Any) -> Any:
         for name in sorted(map(str, given.keys() - cls.model_fields.keys()))[:100] if isinstance(given, dict) else ():
-            if close := get_close_matches(name[:80], cls.model_fields, n=1, cutoff=0.75):
+            cutoff = 0.75 if len(name) > 3 else 0.6  # one letter too many of "k" or "lr"
+            if close := get_close_matches(name[:80], cls.model_fields, n=1, cutoff=cutoff):
                 raise ValueError(f"there is no {name!r}: did you mean {close[0]!r}?")
         return given
 

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from pathlib import Path
 
 import stamina
 import structlog
@@ -15,6 +16,7 @@ from api.output_file import make_directory
 from api.tls import warning_about
 from site_agent.daemon import Daemon
 from site_agent.settings import Settings, faults_of_settings
+from site_agent.tasks import missing
 
 log = structlog.get_logger()
 
@@ -41,6 +43,9 @@ def _serve(settings: Settings) -> None:
     warning = warning_about(settings.coordinator)
     if warning is not None:
         log.warning(warning)
+    for task in settings.tasks.values():
+        if (name := missing(task.command)) is not None:
+            log.warning("the task's command names what is not there", task=task.name, missing=name, cwd=str(Path.cwd()))
     make_directory(settings.directory)
     what = f"the site directory {settings.directory}"
     with only_process(settings.directory / "agent.pid", what, "stop it, or give this one another --site-dir"):

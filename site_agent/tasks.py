@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from api.message import Name, TaskVersion
 
-__all__ = ["Task", "parse_task", "parse_version", "script_version"]
+__all__ = ["Task", "missing", "parse_task", "parse_version", "script_version"]
 
 _NAME = TypeAdapter(Name)
 _VERSION = TypeAdapter(TaskVersion)
@@ -53,6 +53,18 @@ def parse_version(text: str) -> tuple[str, str]:
     if not version:
         raise ValueError(f"task version {text!r} must read NAME=TEXT, such as tiny_lm=$(git rev-parse HEAD)")
     return _NAME.validate_python(name), _VERSION.validate_python(version)
+
+
+def missing(command: Sequence[str]) -> str | None:
+    """What a command names and is not there, at least not yet: its program, a Python file or a module."""
+    if shutil.which(command[0]) is None:
+        return command[0]
+    for word, after in zip(command, [*command[1:], ""], strict=True):
+        if word == "-m":
+            return None if _module(after) else f"module {after}"
+        if word.endswith(".py"):
+            return None if Path(word).is_file() else word
+    return None
 
 
 def script_version(command: Sequence[str]) -> str:

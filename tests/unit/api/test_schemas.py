@@ -82,6 +82,7 @@ def test_an_inexact_base_update_needs_outer_steps() -> None:
         ({"optimiser": {}}, "there is no 'optimiser': did you mean 'optimizer'?"),
         ({"optimizer": {"weight-decay": 0}}, "did you mean 'weight_decay'?"),
         ({"outer": {"ever": 1}}, "did you mean 'every'?"),
+        ({"optimizer": {"kk": 8}}, "there is no 'kk': did you mean 'k'?"),
         ({"surprise": 1}, "Extra inputs are not permitted"),
     ],
 )

@@ -15,7 +15,7 @@ from api.errors import IsthmusError
 from api.locks import only_process
 from site_agent import join
 from site_agent.settings import Settings, faults_of_settings
-from site_agent.tasks import Task, parse_task
+from site_agent.tasks import Task, missing, parse_task
 
 BASIC = {"name": "a", "region": "west", "task": ["tiny=python train.py"]}
 
@@ -77,6 +77,25 @@ def test_the_version_of_a_task_is_that_of_its_script_as_it_is_now(tmp_path: Path
 @pytest.mark.parametrize("command", ["python -c pass", "python gone.py", "no-such-program", "python -m no.such.module"])
 def test_a_script_that_is_not_found_has_no_version(command: str):
     assert Settings(name="a", region="west", task=[f"t={command}"]).versions() == {"t": ""}
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("python trian.py --lr 1", "trian.py"),
+        ("torchrunn train.py", "torchrunn"),
+        ("python -m no.such.module", "module no.such.module"),
+        ("python train.py other.py", None),
+        ("python -u -m json", None),
+        ("true", None),
+    ],
+)
+def test_what_a_command_names_and_is_not_there(
+    command: str, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    assert missing(parse_task(f"t={command}").command) == named
 
 
 @pytest.mark.parametrize(
@@ -166,6 +185,15 @@ def test_the_agent_says_so_and_ends(tmp_path: Path):
     assert ended.stderr.strip() == (
         f"isthmus agent: cannot read the join token in {tmp_path / 'none'}: No such file or directory"
     )
+
+
+def test_the_agent_warns_of_a_script_that_is_not_there(tmp_path: Path):
+    options = ["--name", "a", "--region", "west", "--task", "t=python gone.py", "--site-dir", tmp_path / "data"]
+    command = [sys.executable, "-m", "site_agent", *options, "--join-token-file", tmp_path / "none"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    warning, _ = ended.stderr.splitlines()
+    assert "names what is not there" in warning
+    assert "missing=gone.py" in warning
 
 
 def test_a_second_agent_in_the_same_directory_is_refused(tmp_path: Path):
