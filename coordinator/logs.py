@@ -16,6 +16,7 @@ from api.schemas import Resume
 from coordinator.entries import Header
 from coordinator.kept_blobs import KeptBlobs
 from coordinator.log_store import Segment
+from coordinator.recent import Bounded
 from coordinator.segments import SegmentIndex, read_index, read_span
 from coordinator.store import Store
 
@@ -25,10 +26,13 @@ IN_REDIS = 8 << 20
 """Bytes of the largest message that goes into a Redis value."""
 IN_COMMIT = 1 << 20
 """Bytes of the largest message that goes to Redis together with the commit that refers to it."""
-_MESSAGES_KEPT = 16
-"""In memory: whoever exchanges asks for the same one."""
+_MESSAGES_KEPT = 64 << 20
+"""Bytes in memory: whoever exchanges asks for the same one."""
 _INDEXES_KEPT = 8
 """In memory: whoever replays reads one segment after the other."""
+
+_Place = tuple[str, str, int, int]
+"""Run, region, seq and part."""
 
 T = TypeVar("T")
 ReadBlob = Callable[[int, int | None], bytes]
@@ -38,7 +42,8 @@ class Logs:
     def __init__(self, store: Store, blobs: KeptBlobs) -> None:
         self._store = store
         self._blobs = blobs
-        self._messages: OrderedDict[tuple[str, str, int, int], bytes] = OrderedDict()
+        self._messages: Bounded[_Place, bytes] = Bounded(_MESSAGES_KEPT)
+        self._reading: dict[_Place, asyncio.Task[bytes]] = {}
         self._indexes: OrderedDict[str, SegmentIndex] = OrderedDict()
 
     async def keep(self, run: str, message: bytes) -> str:
@@ -123,12 +128,22 @@ class Logs:
 
     async def message(self, run: str, region: str, seq: int, part: int) -> bytes:
         """One part of an entry; part 0 of an entry without arrays is its header alone."""
-        key = (run, region, seq, part)
-        if key not in self._messages:
-            self._messages[key] = await self._message(*key)
-            while len(self._messages) > _MESSAGES_KEPT:
-                self._messages.popitem(last=False)
-        return self._messages[key]
+        place = (run, region, seq, part)
+        known = self._messages.get(place)
+        if known is not None:
+            return known
+        if place not in self._reading:
+            self._reading[place] = asyncio.create_task(self._read_message(place))
+        return await asyncio.shield(self._reading[place])
+
+    async def _read_message(self, place: _Place) -> bytes:
+        """Once for all who ask for it meanwhile: all sites of a region do, for every part."""
+        try:
+            message = await self._message(*place)
+            self._messages.put(place, message, len(message))
+            return message
+        finally:
+            del self._reading[place]
 
     async def _message(self, run: str, region: str, seq: int, part: int) -> bytes:
         header = await self.header(run, region, seq)

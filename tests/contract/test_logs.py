@@ -172,6 +172,32 @@ def test_small_messages_are_in_redis_and_large_ones_in_the_directory(use, monkey
     use(body)
 
 
+def test_a_message_is_read_once_for_all_who_ask_for_it_at_once(use, monkeypatch):
+    async def body(scene: Scene) -> None:
+        (message,) = await scene.append("step", 1000)
+        monkeypatch.setattr(module, "_MESSAGES_KEPT", len(message) - 1)
+        logs, before = Logs(scene.store, scene.kept), reads(scene)
+        asked = [asyncio.create_task(logs.message("run", "west", 0, 0)) for _ in range(16)]
+        await asyncio.sleep(0)
+        asked.pop(0).cancel()  # who asked first has gone away
+        answers = await asyncio.gather(*asked)
+        assert answers == [message] * 15
+        assert all(answer is answers[0] for answer in answers)
+        assert reads(scene) == before + 1
+        await logs.message("run", "west", 0, 0)  # too large to be kept
+        assert reads(scene) == before + 2
+        monkeypatch.undo()
+        logs = Logs(scene.store, scene.kept)
+        assert await logs.message("run", "west", 0, 0) is await logs.message("run", "west", 0, 0)
+        assert reads(scene) == before + 3
+
+    def reads(scene: Scene) -> int:
+        with scene.redis() as client:
+            return client.info("commandstats").get("cmdstat_get", {"calls": 0})["calls"]
+
+    use(body)
+
+
 def test_an_entry_without_arrays_is_its_header(use):
     async def body(scene: Scene) -> None:
         await scene.append("step")
