@@ -58,7 +58,7 @@ def requantise_sparse(
     )
     most = np.array([nonzeros for nonzeros, _ in BITS_BY_NONZEROS], np.int32)
     total = kernels.compiled.requantise(indices, values, exponents, most, *vars(made).values())
-    return replace(made, indices=made.indices[:total], values=made.values[:total])
+    return replace(made, indices=made.indices[:total].copy(), values=made.values[:total].copy())
 
 
 def requantise(
