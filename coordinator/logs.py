@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -26,8 +27,8 @@ IN_REDIS = 8 << 20
 """Bytes of the largest message that goes into a Redis value."""
 IN_COMMIT = 1 << 20
 """Bytes of the largest message that goes to Redis together with the commit that refers to it."""
-_MESSAGES_KEPT = 64 << 20
-"""Bytes in memory: whoever exchanges asks for the same one."""
+_KEPT_BYTES = 64 << 20
+"""Of messages in memory: whoever exchanges asks for the same one."""
 _INDEXES_KEPT = 8
 """In memory: whoever replays reads one segment after the other."""
 
@@ -42,7 +43,7 @@ class Logs:
     def __init__(self, store: Store, blobs: KeptBlobs) -> None:
         self._store = store
         self._blobs = blobs
-        self._messages: Bounded[_Place, bytes] = Bounded(_MESSAGES_KEPT)
+        self._messages: Bounded[_Place, bytes] = Bounded(_KEPT_BYTES)
         self._reading: dict[_Place, asyncio.Task[bytes]] = {}
         self._indexes: OrderedDict[str, SegmentIndex] = OrderedDict()
 
@@ -132,18 +133,17 @@ class Logs:
         known = self._messages.get(place)
         if known is not None:
             return known
-        if place not in self._reading:
-            self._reading[place] = asyncio.create_task(self._read_message(place))
-        return await asyncio.shield(self._reading[place])
+        while (reading := self._reading.get(place)) is not None:  # all sites of a region ask for every part
+            with suppress(ProblemError):  # what it has not found may have come since
+                return await asyncio.shield(reading)
+        reading = self._reading[place] = asyncio.create_task(self._message(*place))
+        reading.add_done_callback(partial(self._was_read, place))
+        return await asyncio.shield(reading)
 
-    async def _read_message(self, place: _Place) -> bytes:
-        """Once for all who ask for it meanwhile: all sites of a region do, for every part."""
-        try:
-            message = await self._message(*place)
-            self._messages.put(place, message, len(message))
-            return message
-        finally:
-            del self._reading[place]
+    def _was_read(self, place: _Place, reading: asyncio.Task[bytes]) -> None:
+        del self._reading[place]
+        if not reading.cancelled() and reading.exception() is None:
+            self._messages.put(place, reading.result(), len(reading.result()))
 
     async def _message(self, run: str, region: str, seq: int, part: int) -> bytes:
         header = await self.header(run, region, seq)

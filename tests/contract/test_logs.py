@@ -175,7 +175,7 @@ def test_small_messages_are_in_redis_and_large_ones_in_the_directory(use, monkey
 def test_a_message_is_read_once_for_all_who_ask_for_it_at_once(use, monkeypatch):
     async def body(scene: Scene) -> None:
         (message,) = await scene.append("step", 1000)
-        monkeypatch.setattr(module, "_MESSAGES_KEPT", len(message) - 1)
+        monkeypatch.setattr(module, "_KEPT_BYTES", len(message) - 1)
         logs, before = Logs(scene.store, scene.kept), reads(scene)
         asked = [asyncio.create_task(logs.message("run", "west", 0, 0)) for _ in range(16)]
         await asyncio.sleep(0)
@@ -194,6 +194,29 @@ def test_a_message_is_read_once_for_all_who_ask_for_it_at_once(use, monkeypatch)
     def reads(scene: Scene) -> int:
         with scene.redis() as client:
             return client.info("commandstats").get("cmdstat_get", {"calls": 0})["calls"]
+
+    use(body)
+
+
+def test_what_one_has_not_found_another_looks_for_again(use, monkeypatch):
+    async def body(scene: Scene) -> None:
+        logs, looked = scene.logs, list[str]()
+        header = logs.header
+
+        async def appended_meanwhile(*place: Any) -> Any:
+            """The first one looks too early."""
+            looked.append("")
+            if len(looked) == 1:
+                found = await attempt(header(*place))
+                await scene.append("step", 10)
+                raise NotFoundError(*found)
+            return await header(*place)
+
+        monkeypatch.setattr(logs, "header", appended_meanwhile)
+        early, late = await asyncio.gather(*(attempt(logs.message("run", "west", 0, 0)) for _ in range(2)))
+        assert early[0] == "entry_not_found"
+        assert isinstance(late, bytes)
+        assert len(looked) == 2
 
     use(body)
 
