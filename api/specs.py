@@ -44,8 +44,8 @@ class Specification(Message):
     @classmethod
     def _are_fields(cls, given: Any) -> Any:
         for name in sorted(map(str, given.keys() - cls.model_fields.keys()))[:100] if isinstance(given, dict) else ():
-            cutoff = 0.75 if len(name) > 3 else 0.6  # one letter too many of "k" or "lr"
-            if close := get_close_matches(name[:80], cls.model_fields, n=1, cutoff=cutoff):
+            close = get_close_matches(name[:80], cls.model_fields, n=1, cutoff=0.75)
+            if close := close or [field for field in cls.model_fields if field in (name[1:], name[:-1])]:
                 raise ValueError(f"there is no {name!r}: did you mean {close[0]!r}?")
         return given
 

@@ -56,14 +56,18 @@ def parse_version(text: str) -> tuple[str, str]:
 
 
 def missing(command: Sequence[str]) -> str | None:
-    """What a command names and is not there, at least not yet: its program, a Python file or a module."""
-    if shutil.which(command[0]) is None:
+    """What a command names and is not there, at least not yet: its program, or the script or module of a Python."""
+    program = shutil.which(command[0])
+    if program is None:
         return command[0]
-    for word, after in zip(command, [*command[1:], ""], strict=True):
+    if not Path(program).name.startswith(("python", "torchrun")):
+        return None
+    for word, after in zip(command[1:], [*command[2:], ""], strict=True):
         if word == "-m":
-            return None if _module(after) else f"module {after}"
-        if word.endswith(".py"):
-            return None if Path(word).is_file() else word
+            ours = Path(program).parent == Path(sys.executable).parent  # what another Python has is not known
+            return f"module {after!r}" if ours and not _module(after) else None
+        if word == "-c" or word.endswith(".py"):
+            return None if word == "-c" or Path(word).is_file() else word
     return None
 
 
@@ -88,6 +92,8 @@ def _script(command: Sequence[str]) -> Path | None:
 
 def _module(name: str) -> Path | None:
     """Where Python would find it from here, without importing what contains it."""
+    if not name:
+        return None
     places = (Path(folder).joinpath(*name.split(".")) for folder in ("", *sys.path))
     files = (file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__main__.py"))
     return next((file for file in files if file.is_file()), None)

@@ -79,15 +79,22 @@ def test_a_script_that_is_not_found_has_no_version(command: str):
     assert Settings(name="a", region="west", task=[f"t={command}"]).versions() == {"t": ""}
 
 
+def test_no_module_has_no_version():
+    assert Settings(name="a", region="west", task=["t=python -m"]).versions() == {"t": ""}
+
+
 @pytest.mark.parametrize(
     ("command", "named"),
     [
         ("python trian.py --lr 1", "trian.py"),
         ("torchrunn train.py", "torchrunn"),
-        ("python -m no.such.module", "module no.such.module"),
+        ("python -m no.such.module", "module 'no.such.module'"),
+        ("python -m", "module ''"),
         ("python train.py other.py", None),
-        ("python -u -m json", None),
-        ("true", None),
+        ("python -u -m json.tool gone.py", None),
+        ("python -c 'import x' gone.py", None),
+        ("bash -c 'python gone.py'", None),
+        ("true --out gone.py -m none", None),
     ],
 )
 def test_what_a_command_names_and_is_not_there(
