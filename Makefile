@@ -12,6 +12,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt algorithms/_compiled.pyx
 	$(PYTHON) -m venv $(VENV)
+	rm -f algorithms/_compiled.c algorithms/_compiled.*.so
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[coordinator,agent,embedded,s3,dev]'
 	touch $@
 
@@ -43,4 +44,4 @@ e2e: $(STAMP)
 	bash deploy/e2e.sh
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build *.egg-info algorithms/_compiled.c algorithms/_compiled.*.so

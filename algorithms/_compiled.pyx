@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The inner loops of `averages`, `requantise`, `bits` and `indices`, compiled: the same bits as their numpy.
 
-All of them let other threads run. Callers see to it that arrays are as large as is said here.
+All of them let other threads run. What is read or written by position is checked; callers see to the rest.
 """
 
 from libc.math cimport frexp, ldexp
@@ -37,8 +37,11 @@ def fill_keys(
     """Writes the keys of one site's chunks (n, k) into `keys` (m, w): from `column` on, those of chunk i in row
     `rows[i]`."""
     cdef int64_t chunk, place
+    cdef int32_t integer
     cdef double scale
     cdef int64_t* mine
+    if not rows.shape[0] == indices.shape[0] == values.shape[0] == scales.shape[0] or indices.shape[1] != values.shape[1]:
+        raise ValueError("a contribution has not as many indices, values and scales as chunks")
     if column + indices.shape[1] > keys.shape[1]:
         raise IndexError("keys are too narrow")
     for chunk in range(rows.shape[0]):
@@ -49,7 +52,8 @@ def fill_keys(
             scale = scales[chunk]
             mine = &keys[rows[chunk], 0] + column
             for place in range(indices.shape[1]):
-                mine[place] = (<int64_t>indices[chunk, place] << 32) + (bias + <int32_t>_rint(values[chunk, place] * scale))
+                integer = bias + <int32_t>_rint(values[chunk, place] * scale)
+                mine[place] = (<int64_t>indices[chunk, place] << 32) + integer
 
 
 def average_equals(
@@ -82,7 +86,8 @@ def average_equals(
                 if divisor:
                     total = <int64_t>_rint(total / <double>divisor)
                 elif median:
-                    total = _integer(keys[row, (first + end - 1) // 2], bias) + _integer(keys[row, (first + end) // 2], bias)
+                    total = _integer(keys[row, (first + end - 1) // 2], bias)
+                    total += _integer(keys[row, (first + end) // 2], bias)
                     total = <int64_t>_rint(total / 2.0)
                 elif end - first > 1:
                     total = <int64_t>_rint(total / <double>(end - first))
@@ -147,7 +152,7 @@ def pack_bits(const Integer[::1] values, int width, uint8_t[::1] packed):
     cdef int64_t place = 0, byte = 0
     cdef int lane, filled = 0
     with nogil:
-        if width <= 8:  # eight values at a time, of which what is beyond their bytes is written over by the next
+        if width <= 8:  # eight values at a time, and zeros up to the eighth byte, which the next ones write over
             while place + 8 <= values.shape[0] and byte + 8 <= packed.shape[0]:
                 word = 0
                 for lane in range(8):
@@ -195,6 +200,8 @@ def pack_high(const uint16_t[::1] indices, const int64_t[::1] counts, int low, i
     cdef int64_t chunk, number, bit, total = 0, first = 0, place = 0, at = 0
     cdef uint64_t word = 0
     for chunk in range(counts.shape[0]):
+        if not 0 <= counts[chunk] <= indices.shape[0] - total:
+            raise ValueError(f"{indices.shape[0]} indices, but chunk {chunk} has {counts[chunk]} after {total} others")
         total += counts[chunk]
     if total != indices.shape[0]:
         raise ValueError(f"{indices.shape[0]} indices, but counts are {total} together")

@@ -122,6 +122,8 @@ def _sent_chunks(
     rows = np.arange(numbers.size)
     if not np.array_equal(sent.chunks, numbers):
         rows = np.searchsorted(numbers, sent.chunks)
+        if np.any(np.diff(sent.chunks) <= 0):
+            raise ValueError(f"the chunks of shape {shape} of a contribution do not ascend")
         if np.any(np.searchsorted(numbers, sent.chunks, side="right") == rows):
             raise ValueError(f"a contribution has chunks of shape {shape} that the layout has not")
     bits = 0 if update.codec == "sign" else limit.bit_length()

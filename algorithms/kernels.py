@@ -1,4 +1,4 @@
-"""The compiled inner loops, where they could be built: without a C compiler numpy does the same, in twice the time."""
+"""The compiled inner loops, or nothing where there was no C compiler: numpy does the same, more slowly."""
 
 from contextlib import suppress
 from importlib import import_module

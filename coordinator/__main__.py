@@ -112,7 +112,7 @@ async def _prepare(settings: Settings, redis_url: str) -> None:
             log.warning(warning)
         if kernels.compiled is None:
             log.warning(
-                "rounds are aggregated by numpy, in twice the time: install Isthmus where there is a C compiler"
+                "rounds are aggregated by numpy alone, more slowly: install Isthmus where there is a C compiler"
             )
     finally:
         await store.close()

@@ -16,7 +16,8 @@ root=$work/root
 # The files of all essential packages, of Python, and of what these depend on.
 wanted=$(dpkg-query -W -f '${Package} ${Essential}\n' | awk '$2 == "yes" {print $1}')
 wanted="$wanted apt ca-certificates netbase passwd tzdata python3.11 python3.11-venv python3-pip" # as in the official image
-wanted="$wanted gcc libpython3.11-dev" # which has the headers, too; no registry of packages to take a compiler from
+# The official image has Python's headers, too; and no compiler, which cannot be fetched while this one is used.
+wanted="$wanted gcc libpython3.11-dev"
 # shellcheck disable=SC2086
 packages=$(apt-cache depends --recurse --installed --no-recommends --no-suggests --no-conflicts --no-breaks \
   --no-replaces --no-enhances $wanted 2>/dev/null | grep -E '^[a-z0-9]' | sed 's/:.*//' | sort -u |

@@ -281,6 +281,14 @@ def test_cancelled_and_zero_tensors_are_absent() -> None:
     assert result(scalars((1, 0.0), (-1, 1.5)), layout) == {0: -1.5}
 
 
+def test_products_are_rounded_before_they_are_added_to() -> None:
+    """9 * (2 / 6) is 3 as a float64, and 1.5 units, rounded to even; unrounded it is a little less, hence one unit."""
+    first = one_chunk(({3: 9}, 1.0))[0]
+    part = Coefficients(np.array([0]), np.array([[5]], np.uint16), np.zeros((1, 1), np.int16), np.array([128.0], "f4"))
+    second = SparseUpdate({(10, 7): part}, frozenset(), "int16")
+    assert result([first, second], average="tokens", tokens=[1, 5]) == {3: 4.0}
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 

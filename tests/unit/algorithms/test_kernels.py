@@ -46,9 +46,17 @@ def test_rows_beyond_the_keys(compiled: Any) -> None:
             compiled.fill_keys(np.zeros((2, 2), np.int64), 0, np.array(rows), indices, values, np.ones(2), 0)
 
 
+@pytest.mark.parametrize(("values", "scales"), [((2, 1), 2), ((2, 3), 2), ((3, 2), 2), ((2, 2), 1)])
+def test_other_values_than_indices(compiled: Any, values: tuple[int, int], scales: int) -> None:
+    keys, indices = np.zeros((2, 2), np.int64), np.zeros((2, 2), np.uint16)
+    with pytest.raises(ValueError, match="not as many indices, values and scales"):
+        compiled.fill_keys(keys, 0, np.arange(2), indices, np.ones(values, np.int8), np.ones(scales), 0)
+
+
 def test_counts_of_other_indices(compiled: Any) -> None:
-    with pytest.raises(ValueError, match="3 indices, but counts are 4 together"):
-        compiled.pack_high(np.zeros(3, np.uint16), np.array([4]), 0, 8, np.zeros(8, np.uint8))
+    for counts in ([2], [1, 3], [4], [150, -147], [-1, 4]):
+        with pytest.raises(ValueError, match="3 indices, but"):
+            compiled.pack_high(np.zeros(3, np.uint16), np.array(counts), 0, 8, np.zeros(8, np.uint8))
 
 
 def test_indices_beyond_the_chunk(compiled: Any) -> None:
