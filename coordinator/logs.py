@@ -133,15 +133,17 @@ class Logs:
         known = self._messages.get(place)
         if known is not None:
             return known
-        while (reading := self._reading.get(place)) is not None:  # all sites of a region ask for every part
+        begun = self._reading.get(place)
+        if begun is not None:  # all sites of a region ask for every part
             with suppress(ProblemError):  # what it has not found may have come since
-                return await asyncio.shield(reading)
+                return await asyncio.shield(begun)
         reading = self._reading[place] = asyncio.create_task(self._message(*place))
         reading.add_done_callback(partial(self._was_read, place))
         return await asyncio.shield(reading)
 
     def _was_read(self, place: _Place, reading: asyncio.Task[bytes]) -> None:
-        del self._reading[place]
+        if self._reading.get(place) is reading:
+            del self._reading[place]
         if not reading.cancelled() and reading.exception() is None:
             self._messages.put(place, reading.result(), len(reading.result()))
 
