@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from site_agent.journal import NAME, Line, read_journal
 __all__ = ["applied", "journal", "read_log", "replay"]
 
 _REPLAY_S = 120.0
+_SAID = re.compile(r'{"step": (\d+), "digest": "(\w+)"}\n')
+"""A line of `chaos.task`; a thread that logs may have begun the same line before."""
 
 
 def read_log(client: CoordinatorClient, run: str, region: str) -> list[dict[str, Any]]:
@@ -33,9 +36,7 @@ def journal(site: Path, run: Run) -> list[Line]:
 def applied(site: Path, run: Run, name: str, region: str) -> Iterator[Applied]:
     """What every rank that this site has ever had has said."""
     for path in sorted((site / "runs" / run.id).glob("**/stdout.log")):
-        lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
-        said = [json.loads(line) for line in lines]
-        yield Applied(name, region, [(line["step"], line["digest"]) for line in said])
+        yield Applied(name, region, [(int(step), digest) for step, digest in _SAID.findall(path.read_text())])
 
 
 def replay(url: str, token: str, run: str) -> str:

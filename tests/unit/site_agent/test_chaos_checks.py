@@ -1,9 +1,12 @@
 """The checks after chaos must find what they are for: each gets evidence that is right, and evidence that is not."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from api.payload import digest_json
 from site_agent.chaos.checks import Applied, differing, lost, repeated, unchained
+from site_agent.chaos.evidence import applied
 from site_agent.journal import Line
 
 REGIONS = {"a": "west", "b": "west"}
@@ -71,6 +74,18 @@ def test_nothing_happens_twice():
     assert repeated(log({"a": "a1"}, {"a": "a1"}), []) == ["region west: a contribution is listed twice"]
     (found,) = repeated(LOG, [Applied("a", "west", [(1, "x"), (2, "y"), (2, "z")])])
     assert found == "site a: a process has applied step 2 again"
+
+
+def test_what_a_process_said_is_found_among_what_it_logged(tmp_path):
+    run = SimpleNamespace(id="run")
+    (rank := tmp_path / "runs" / "run" / "1-x" / "0").mkdir(parents=True)
+    said = [f'{{"step": {step}, "digest": "{step:02x}"}}\n' for step in (1, 2, 3, 4)]
+    text = (
+        f"{said[0]}2026-11-30 [warning] again kwargs={{}} waited=0.0{said[1]}\nlost {{'a': 1}}\n{said[2]}{said[3][:-1]}"
+    )
+    (rank / "stdout.log").write_text(text)
+    (found,) = applied(tmp_path, run, "a", "west")
+    assert found == Applied("a", "west", [(1, "01"), (2, "02"), (3, "03")])
 
 
 def test_processes_of_a_region_hold_the_same_after_a_step():
