@@ -79,13 +79,20 @@ finish() {
 
 # --- images -----------------------------------------------------------------------------------------------------------
 
+# stand_in IMAGE SCRIPT: the image that the script makes, anew if it was made by another version of it.
+stand_in() {
+  local made_by
+  made_by=$(podman image inspect --format '{{index .Labels "isthmus.stand-in"}}' "$1" 2>/dev/null || true)
+  [ "$made_by" = "$(sha256sum <"$2" | cut -c1-12)" ] || "$2" "$1"
+}
+
 build() {
   if [ "$engine" = docker ]; then
     "${compose[@]}" build
     return
   fi
-  podman image exists localhost/python:3.11-slim-bookworm || "$containers/python-base.sh"
-  podman image exists localhost/redis:7-alpine || "$containers/redis-base.sh"
+  stand_in localhost/python:3.11-slim-bookworm "$containers/python-base.sh"
+  stand_in localhost/redis:7-alpine "$containers/redis-base.sh"
   local target volumes
   python3 "$containers/pip_volumes.py" "$work" >"$work/volumes"
   mapfile -t volumes <"$work/volumes"

@@ -47,5 +47,6 @@ for name in python python3 python3.11; do ln -s /usr/bin/python3.11 "$root/usr/l
 ln -s /usr/bin/pip3 "$root/usr/local/bin/pip"
 ln -sf python3.11 "$root/usr/bin/python3"
 
-tar -C "$root" -c . | podman import --quiet --change 'CMD ["python3"]' --change 'LABEL isthmus.stand-in=true' \
+made_by=$(sha256sum <"$0" | cut -c1-12)
+tar -C "$root" -c . | podman import --quiet --change 'CMD ["python3"]' --change "LABEL isthmus.stand-in=$made_by" \
   --change 'ENV PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin' - "$tag"
