@@ -91,6 +91,8 @@ def why_not_wanted(run: Run, of: Assignment, site: str) -> tuple[str, str]:
     member = next((one for one in run.members if one.site == site), None)
     if member is not None and member.attempt > of.attempt:
         return "another attempt takes over, ending these ranks", member.reason
+    if member is not None and member.condition is not Condition.EXCLUDED:
+        return "the ranks have done all that was asked of them", member.reason
     return "run goes on without this site", member.reason if member else "it is no member any more"
 
 

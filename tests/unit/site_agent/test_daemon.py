@@ -44,6 +44,7 @@ class World:
         self.refusal: Exception | None = None
         self.goodbye: Exception | None = None
         self.attempt = 1
+        self.condition = Condition.ACTIVE
         self.others: list[Any] = []
         self.regions: dict[str, list[str]] | None = None
         world = self
@@ -80,7 +81,7 @@ class World:
                     id=run,
                     status=world.status,
                     reason="of the run\nand more",
-                    members=[*world.others, member("a", world.attempt, "east")],
+                    members=[*world.others, member("a", world.attempt, "east", world.condition)],
                     spec=SimpleNamespace(regions=world.regions),
                 )
 
@@ -225,17 +226,20 @@ def test_a_signal_before_the_registration(world: World):
 
 
 @pytest.mark.parametrize(
-    ("status", "attempt", "said", "reason"),
+    ("status", "attempt", "condition", "said", "reason"),
     [
-        (RunStatus.FAILED, 1, "run ended", "of the run"),
-        (RunStatus.STOPPING, 1, "run is being stopped, ending its ranks", "of the run"),
-        (RunStatus.RUNNING, 2, "another attempt takes over, ending these ranks", "of site a"),
-        (RunStatus.STARTING, 2, "another attempt takes over, ending these ranks", "of site a"),
-        (RunStatus.RUNNING, 1, "run goes on without this site", "of site a"),
+        (RunStatus.FAILED, 1, Condition.ACTIVE, "run ended", "of the run"),
+        (RunStatus.STOPPING, 1, Condition.ACTIVE, "run is being stopped, ending its ranks", "of the run"),
+        (RunStatus.RUNNING, 2, Condition.ACTIVE, "another attempt takes over, ending these ranks", "of site a"),
+        (RunStatus.STARTING, 2, Condition.ACTIVE, "another attempt takes over, ending these ranks", "of site a"),
+        (RunStatus.RUNNING, 1, Condition.EXCLUDED, "run goes on without this site", "of site a"),
+        (RunStatus.RUNNING, 1, Condition.ACTIVE, "the ranks have done all that was asked of them", "of site a"),
     ],
 )
-def test_the_log_says_why_ranks_end(world: World, status: RunStatus, attempt: int, said: str, reason: str):
-    world.status, world.attempt = status, attempt
+def test_the_log_says_why_ranks_end(
+    world: World, status: RunStatus, attempt: int, condition: Condition, said: str, reason: str
+):
+    world.status, world.attempt, world.condition = status, attempt, condition
     with capture_logs() as logs:
         world.serve([assignment()], [])
     about = [(entry["event"], entry["status"], entry["reason"]) for entry in logs if "reason" in entry]
