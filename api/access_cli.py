@@ -10,6 +10,7 @@ from rich.table import Table
 
 from api.access import AuditEvent, AuditPage, Token, TokenPage, TokenRequest
 from api.connection import Connection
+from api.report import print_table
 
 __all__ = ["audit", "token_app"]
 
@@ -46,7 +47,7 @@ def list_tokens(as_json: AsJson = False) -> None:
     table = Table("token", "scope", "made", "expires")
     for token in tokens:
         table.add_row(token.id, token.scope, f"{token.created_at:%Y-%m-%d %H:%M:%S} UTC", _expiry(token))
-    out.print(table)
+    print_table(table, out)
 
 
 def _expiry(token: Token) -> str:
@@ -80,4 +81,4 @@ def audit(limit: Annotated[int, typer.Option(help="how many events", min=1)] = 1
         who = f"{event.name} ({event.token})" if event.token not in ("", event.name) else event.name
         at = f"{event.at:%Y-%m-%d %H:%M:%S} UTC"
         table.add_row(at, who, event.scope, event.act, escape(event.target), str(event.status))
-    out.print(table)
+    print_table(table, out)

@@ -18,7 +18,7 @@ from api.command import obey
 from api.connection import Connection
 from api.errors import IsthmusError, ProblemError, faults_of
 from api.export import export_model
-from api.report import build_report, print_report, print_warnings, run_table, why
+from api.report import build_report, print_report, print_table, print_warnings, run_table, why
 from api.schemas import Run
 from api.simulate import Simulation, spec_of
 from api.simulate import simulate as run_simulation
@@ -188,6 +188,8 @@ def start_run(
         started = client.start_run(run) if spec is None else _create_and_start(client, spec)
         print_warnings(started, err)
         if watch:
+            if not as_json:
+                _print_run(started, as_json)
             _watch(client, started.id, as_json)
         else:
             _print_run(started, as_json)
@@ -229,7 +231,7 @@ def list_runs(as_json: AsJson = False) -> None:
     if as_json:
         _print_json([run.model_dump(mode="json") for run in runs])
         return
-    out.print(run_table(runs))
+    print_table(run_table(runs), out)
 
 
 @run_app.command("show")
@@ -258,7 +260,7 @@ def _print_members(run: Run) -> None:
             str(member.attempt),
             *map(escape, (member.version, reason)),
         )
-    out.print(table)
+    print_table(table, out)
 
 
 @run_app.command("stop")
@@ -362,7 +364,7 @@ def list_sites(as_json: AsJson = False) -> None:
     table = Table("site", "region", "status", "ranks", "tasks")
     for site in sites:
         table.add_row(site.name, site.region, str(site.status), str(site.ranks), ", ".join(site.tasks))
-    out.print(table)
+    print_table(table, out)
 
 
 @site_app.command("remove")

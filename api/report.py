@@ -6,13 +6,24 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.measure import Measurement
+from rich.table import Column, Table
 
 from api import schemas
 from api.client import CoordinatorClient
 from api.totals import per_step, total
 
-__all__ = ["build_report", "digests_equal", "print_report", "print_warnings", "run_table", "size", "steps_done", "why"]
+__all__ = [
+    "build_report",
+    "digests_equal",
+    "print_report",
+    "print_table",
+    "print_warnings",
+    "run_table",
+    "size",
+    "steps_done",
+    "why",
+]
 
 Report = dict[str, Any]
 
@@ -188,7 +199,7 @@ def print_warnings(run: schemas.Run, console: Console) -> None:
 
 
 def run_table(runs: Sequence[schemas.Run]) -> Table:
-    table = Table("run", "status", "step", "alarms", "reason")
+    table = Table(Column("run", no_wrap=True), "status", "step", "alarms", "reason")
     for run in runs:
         table.add_row(
             run.id,
@@ -198,6 +209,15 @@ def run_table(runs: Sequence[schemas.Run]) -> Table:
             escape(why(run).partition("\n")[0]),
         )
     return table
+
+
+def print_table(table: Table, console: Console) -> None:
+    """As wide as the terminal. A pipe has no width: there nothing is cut, and a row is a line."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    wide = console.options.update_width(10_000)
+    Console(file=console.file, width=Measurement.get(console, wide, table).maximum).print(table)
 
 
 def size(count: float) -> str:

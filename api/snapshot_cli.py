@@ -14,6 +14,7 @@ from algorithms.tensor_file import read_header
 from api.client import CoordinatorClient
 from api.connection import Connection
 from api.errors import IsthmusError
+from api.report import print_table
 from api.schemas import RunStatus, Snapshot
 from api.specs import BeginSpec
 
@@ -74,7 +75,7 @@ def list_snapshots(run: str, as_json: AsJson = False) -> None:
     table = Table("snapshot", "step", "manifest")
     for made in page.items:
         table.add_row(f"{run}/{made.number}", str(made.step), made.manifest)
-    out.print(table)
+    print_table(table, out)
     if page.wanted is not None:
         out.print(f"snapshot {page.wanted} is being made", soft_wrap=True)
 

@@ -1,11 +1,22 @@
 """The report of a run, and the words around its status."""
 
+import io
 from datetime import UTC, datetime
 
 import pytest
 from rich.console import Console
 
-from api.report import _agreement, build_report, digests_equal, print_report, print_warnings, run_table, steps_done, why
+from api.report import (
+    _agreement,
+    build_report,
+    digests_equal,
+    print_report,
+    print_table,
+    print_warnings,
+    run_table,
+    steps_done,
+    why,
+)
 from api.schemas import Condition, Run, StoredPoint
 from api.specs import OuterSpec, RunSpec
 
@@ -91,6 +102,18 @@ def test_the_list_of_runs_marks_those_with_alarms():
         console.print(run_table([alarmed, run_of(None)]))
     lines = [line.split("│") for line in said.get().splitlines() if "│" in line]
     assert [(line[1].strip(), line[4].strip()) for line in lines] == [("loud", "2"), ("x", "-")]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_ids_of_runs_are_never_cut(terminal: bool):
+    run = run_of(None).model_copy(update={"id": "two-regions-" + "x" * 50, "reason": "because " * 40})
+    said = io.StringIO()
+    print_table(run_table([run]), Console(file=said, width=80, force_terminal=terminal, color_system=None))
+    lines = said.getvalue().splitlines()
+    assert sum(run.id in line for line in lines) == 1
+    assert (max(map(len, lines)) <= 80) == terminal
+    if not terminal:
+        assert run.reason.strip() in said.getvalue()
 
 
 def test_a_warning_is_a_line():
