@@ -40,7 +40,9 @@ def fill_keys(
     cdef int32_t integer
     cdef double scale
     cdef int64_t* mine
-    if not rows.shape[0] == indices.shape[0] == values.shape[0] == scales.shape[0] or indices.shape[1] != values.shape[1]:
+    if not (
+        rows.shape[0] == indices.shape[0] == values.shape[0] == scales.shape[0] and indices.shape[1] == values.shape[1]
+    ):
         raise ValueError("a contribution has not as many indices, values and scales as chunks")
     if column + indices.shape[1] > keys.shape[1]:
         raise IndexError("keys are too narrow")

@@ -143,7 +143,7 @@ def _finish(
     if not is_dense(elements):
         if largest is not None:
             keep_largest(tile.values, largest)
-        return UpdateCoefficients(numbers[tile.rows], **vars(requantise_sparse(tile.indices, tile.values, units)))
+        return requantise_sparse(numbers[tile.rows], tile.indices, tile.values, units)
     rows, columns = np.nonzero(tile.values)
     values = np.zeros((tile.values.shape[0], elements), np.int32)
     values[rows, tile.indices[rows, columns]] = tile.values[rows, columns]

@@ -3,28 +3,16 @@
 Integers are up to 2^22 in magnitude: float32 holds them, and their quotients by powers of two.
 """
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 from numpy.typing import NDArray
 
 from algorithms import kernels
+from algorithms.updates import UpdateCoefficients
 
-__all__ = ["Requantised", "keep_largest", "requantise", "requantise_sparse"]
+__all__ = ["keep_largest", "requantise", "requantise_sparse"]
 
 BITS_BY_NONZEROS = ((148, 4), (512, 6))
 """Up to so many non-zero values in a chunk, so many bits each; 8 above."""
-
-
-@dataclass(frozen=True)
-class Requantised:
-    """What stays of m chunks; as in `UpdateCoefficients`."""
-
-    counts: NDArray[np.int64]
-    indices: NDArray[np.uint16]
-    values: NDArray[np.int8]
-    exponents: NDArray[np.int16]
-    bits: NDArray[np.uint8]
 
 
 def keep_largest(values: NDArray[np.int32], count: int) -> None:
@@ -39,26 +27,23 @@ def keep_largest(values: NDArray[np.int32], count: int) -> None:
 
 
 def requantise_sparse(
-    indices: NDArray[np.uint16], values: NDArray[np.int32], exponents: NDArray[np.int32]
-) -> Requantised:
-    """What `requantise` does not round to 0, of values (m, w) at these positions."""
+    chunks: NDArray[np.int64], indices: NDArray[np.uint16], values: NDArray[np.int32], exponents: NDArray[np.int32]
+) -> UpdateCoefficients:
+    """What `requantise` does not round to 0, of values (m, w) at these positions of chunks (m,)."""
     if kernels.compiled is None:
         rounded, shifted, bits = requantise(values, exponents)
         keep = rounded != 0
-        kept = np.flatnonzero(keep)
+        places = np.flatnonzero(keep)
         counts = np.einsum("ij->i", keep, dtype=np.int32).astype(np.int64)
-        return Requantised(counts, indices.reshape(-1)[kept], rounded.reshape(-1)[kept], shifted, bits)
-    chunks = values.shape[0]
-    made = Requantised(
-        counts=np.empty(chunks, np.int64),
-        indices=np.empty(values.size, np.uint16),
-        values=np.empty(values.size, np.int8),
-        exponents=np.empty(chunks, np.int16),
-        bits=np.empty(chunks, np.uint8),
-    )
+        return UpdateCoefficients(
+            chunks, counts, indices.reshape(-1)[places], rounded.reshape(-1)[places], shifted, bits
+        )
+    counts = np.empty(chunks.size, np.int64)
+    kept, rounded = np.empty(values.size, np.uint16), np.empty(values.size, np.int8)
+    shifted, bits = np.empty(chunks.size, np.int16), np.empty(chunks.size, np.uint8)
     most = np.array([nonzeros for nonzeros, _ in BITS_BY_NONZEROS], np.int32)
-    total = kernels.compiled.requantise(indices, values, exponents, most, *vars(made).values())
-    return replace(made, indices=made.indices[:total].copy(), values=made.values[:total].copy())
+    total = kernels.compiled.requantise(indices, values, exponents, most, counts, kept, rounded, shifted, bits)
+    return UpdateCoefficients(chunks, counts, kept[:total].copy(), rounded[:total].copy(), shifted, bits)
 
 
 def requantise(

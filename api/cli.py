@@ -189,7 +189,7 @@ def start_run(
         print_warnings(started, err)
         if watch:
             if not as_json:
-                _print_run(started, as_json)
+                _print_run(started, as_json=False)
             _watch(client, started.id, as_json)
         else:
             _print_run(started, as_json)
